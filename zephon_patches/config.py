@@ -1,0 +1,152 @@
+"""The ``[data]`` settings: one dataclass for the table, one for each of its sources.
+
+The same classes serve the TOML file, the command line and the Python API. They import neither torch
+nor torchtitan, so that tools can read a training config on a machine that has none of them.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zephon_patches.errors import ConfigError
+
+__all__ = ["DataConfig", "SourceConfig", "data_config_from_table"]
+
+MAX_SEED = 2**63 - 1
+
+# A source's name is the name of its folder in the cache, so it must be one on every file system.
+_SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass
+class SourceConfig:
+    """One named set of files; in TOML, one ``[[data.sources]]`` table."""
+
+    name: str
+    """Name of the source: the name of its folder in the cache, and part of its shuffling key"""
+
+    path: str
+    """File, folder (searched through and through) or glob of .jsonl, .parquet and .txt files"""
+
+    text_field: str = "text"
+    """Field (.jsonl) or column (.parquet) that holds the text of a record"""
+
+    def __post_init__(self) -> None:
+        _check_type("name", self.name, str, "source")
+        _check_type("path", self.path, str, f"source {self.name!r}")
+        _check_type("text_field", self.text_field, str, f"source {self.name!r}")
+        if not _SOURCE_NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"source name {self.name!r} cannot be used: it names a folder in the cache, so it takes "
+                "1 to 100 letters, digits, '.', '_' and '-', and starts with a letter or digit"
+            )
+        for key in ("path", "text_field"):
+            if not getattr(self, key):
+                raise ConfigError(f"source {self.name!r}: {key} is empty")
+
+
+@dataclass
+class DataConfig:
+    """Where the data comes from and in which order it is trained on; the TOML's ``[data]`` table.
+
+    Every sample has one place in a global order that follows from these settings and the data alone.
+    """
+
+    seed: int = 0
+    """Seed of the order of the data; nothing to do with the seed of the model"""
+
+    cache_dir: str = "./data_cache"
+    """Folder of the token stores, one sub-folder for each source; built at first use"""
+
+    shuffle_shards: int = 256
+    """
+    Number of consecutive shards (in an epoch's shuffled order of shards) whose samples are shuffled
+    together: a full shuffle for sources of up to that many shards. 0 keeps the order of the files
+    """
+
+    shard_bytes: int = 0
+    """
+    Bytes of input that make one shard; 0 takes a 1,024th of the source, at least 16 MiB and at most
+    1 GiB. Another value gives another store and another order
+    """
+
+    sources: list[SourceConfig] = field(default_factory=list)
+    """
+    The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache),
+    path (file, folder or glob of .jsonl, .parquet and .txt files) and text_field ("text" by default).
+    Without any, training.dataset and training.dataset_path are the source
+    """
+
+    def __post_init__(self) -> None:
+        _check_type("seed", self.seed, int, "data")
+        _check_type("cache_dir", self.cache_dir, str, "data")
+        _check_type("shuffle_shards", self.shuffle_shards, int, "data")
+        _check_type("shard_bytes", self.shard_bytes, int, "data")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"data.seed = {self.seed}: expected 0 to 2**63 - 1")
+        if not self.cache_dir:
+            raise ConfigError("data.cache_dir is empty: expected the path of a folder")
+        if self.shuffle_shards < 0:
+            raise ConfigError(
+                f"data.shuffle_shards = {self.shuffle_shards}: expected 1 or more shards, or 0 for no shuffle"
+            )
+        if self.shard_bytes < 0:
+            raise ConfigError(
+                f"data.shard_bytes = {self.shard_bytes}: expected a number of bytes, or 0 for the default"
+            )
+        if not isinstance(self.sources, list) or not all(isinstance(s, SourceConfig) for s in self.sources):
+            raise ConfigError("data.sources: expected a list of sources, in TOML [[data.sources]] tables")
+        names = [source.name for source in self.sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"data.sources: the name {name!r} is given more than once; each needs its own")
+
+
+def data_config_from_table(table: Mapping[str, Any], where: str, cls: type[DataConfig] = DataConfig) -> DataConfig:
+    """Builds the settings from a parsed ``[data]`` table.
+
+    Args:
+        table: The table as the TOML parser gives it.
+        where: The file it comes from, for messages.
+        cls: The class to build, ``DataConfig`` or one that adds fields to it.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value has the wrong type or range; the message
+            names the file, the place in it and the allowed keys.
+    """
+    values = dict(table)
+    if "sources" in values:
+        tables = values["sources"]
+        if not isinstance(tables, list) or not all(isinstance(entry, Mapping) for entry in tables):
+            raise ConfigError(f"{where}: data.sources must be written as [[data.sources]] tables, one for each source")
+        values["sources"] = [
+            _from_table(SourceConfig, entry, f"{where}: [[data.sources]] number {number}")
+            for number, entry in enumerate(tables, start=1)
+        ]
+    config: DataConfig = _from_table(cls, values, f"{where}: [data]")
+    return config
+
+
+def _from_table(cls: type, table: Mapping[str, Any], where: str) -> Any:
+    fields = dataclasses.fields(cls)
+    allowed = [f.name for f in fields]
+    for key in table:
+        if key not in allowed:
+            raise ConfigError(f"{where}: unknown key {key!r}; the keys are {', '.join(allowed)}")
+    for f in fields:
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in table:
+            raise ConfigError(f"{where}: {f.name!r} is missing; the keys are {', '.join(allowed)}")
+    try:
+        return cls(**table)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_type(key: str, value: object, expected: type, where: str) -> None:
+    # bool is an int to Python, but `seed = true` is a slip.
+    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+        kind = {str: "a string", int: "an integer"}[expected]
+        raise ConfigError(f"{where}: {key} = {value!r}: expected {kind}")
