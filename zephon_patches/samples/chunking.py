@@ -1,0 +1,34 @@
+"""Concatenate and chunk: which tokens of a shard make which sample.
+
+The documents of a shard are one run of T tokens. Sample k holds the ``seq_len + 1`` tokens from
+``k * seq_len``: the first ``seq_len`` are its inputs, the last ``seq_len`` its labels. Neighbours overlap
+by one token, so each token but the shard's first is a label exactly once; the last sample of a shard may
+be shorter and is padded. Shards do not run into each other.
+
+Worked case, T = 10 tokens 0..9, ``seq_len`` = 4: 9 labels make ceil(9 / 4) = 3 samples, of tokens 0..4,
+4..8 and 8..9; the last has one label and three padded places.
+"""
+
+import numpy as np
+
+__all__ = ["num_samples", "span"]
+
+
+def num_samples(num_tokens: np.ndarray, seq_len: int) -> np.ndarray:
+    """Samples of each shard.
+
+    Args:
+        num_tokens: int64, any shape; tokens of each shard.
+        seq_len: At least 1.
+
+    Returns:
+        int64, the same shape; 0 for a shard of one token or none, which has no label.
+    """
+    labels = np.maximum(np.asarray(num_tokens, dtype=np.int64) - 1, 0)
+    return -(-labels // seq_len)
+
+
+def span(sample: int, seq_len: int, num_tokens: int) -> tuple[int, int]:
+    """First token of a sample and the one behind its last, in the shard; 2 to ``seq_len + 1`` tokens."""
+    start = sample * seq_len
+    return start, min(start + seq_len + 1, num_tokens)

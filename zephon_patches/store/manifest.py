@@ -1,0 +1,123 @@
+"""The manifest: the file that closes a store, and the record of each shard that it is made of.
+
+A folder without a manifest is an unfinished store, whatever else is in it. The manifest is JSON, and a
+function of the input and the settings alone: whoever builds the store, however often it was interrupted,
+writes the same bytes. ``docs/store.md`` describes each field.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zephon_patches.errors import StoreError
+from zephon_patches.keys import canonical_json, fingerprint
+
+__all__ = ["FORMAT", "MANIFEST", "FileRecord", "InputRange", "Manifest", "ShardRecord"]
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One input file, as it was when the store was planned."""
+
+    name: str
+    """Relative to the source's folder, with / between its parts"""
+    bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """A piece of one input file: half-open, in the unit of its format (bytes, or row groups)."""
+
+    file: int
+    """Index into the manifest's files; -1 for records that come from a data set and not from files"""
+    start: int
+    stop: int
+    records: int = 0
+    """Records in the piece; 0 in a plan, where they have not been counted"""
+    content: str = ""
+    """Hash of the piece's bytes; empty in a plan, and where there are no bytes to hash"""
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One finished shard."""
+
+    name: str
+    documents: int
+    tokens: int
+    bin: str
+    """Hash of ``NAME.bin``, XXH3-64 in hexadecimal, as are the next two"""
+    idx: str
+    origin: str
+    ranges: list[InputRange] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a store holds and where it came from."""
+
+    recipe: dict[str, Any]
+    """How texts became tokens: the settings that the store's content depends on besides the files"""
+    dtype: str
+    files: list[FileRecord]
+    shards: list[ShardRecord]
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def data_fingerprint(self) -> str:
+        """Stands for all tokens and document boundaries, in their order."""
+        return fingerprint([[shard.tokens, shard.bin, shard.idx] for shard in self.shards])
+
+    def to_json(self) -> bytes:
+        content = {"format": FORMAT, "documents": self.documents, "tokens": self.tokens, **asdict(self)}
+        # The hash over the rest tells a damaged manifest from a whole one.
+        content["hash"] = fingerprint(content)
+        return (canonical_json(content) + "\n").encode("ascii")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Reads the manifest of a store.
+
+        Raises:
+            StoreError: There is none, it is damaged, or a newer version wrote it.
+        """
+        path = folder / MANIFEST
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise StoreError(f"{folder}: no finished token store here ({MANIFEST} is missing)") from None
+        except ValueError as error:
+            raise StoreError(f"{path}: damaged, not JSON ({error}); remove {folder} to build the store anew") from None
+        if not isinstance(content, dict) or "format" not in content:
+            raise StoreError(f"{path}: not a manifest of a token store; remove {folder} to build the store anew")
+        if content["format"] != FORMAT:
+            raise StoreError(
+                f"{path}: format {content['format']}, but this version reads format {FORMAT}; use the version "
+                f"that wrote it, or remove {folder} to build the store anew"
+            )
+        written = content.pop("hash", None)
+        if written != fingerprint(content):
+            raise StoreError(f"{path}: damaged, its hash does not match; remove {folder} to build the store anew")
+        return cls(
+            recipe=content["recipe"],
+            dtype=content["dtype"],
+            files=[FileRecord(**entry) for entry in content["files"]],
+            shards=[shard_record(entry) for entry in content["shards"]],
+        )
+
+
+def shard_record(entry: dict[str, Any]) -> ShardRecord:
+    """A shard's record from its JSON form."""
+    return ShardRecord(**{**entry, "ranges": [InputRange(**piece) for piece in entry["ranges"]]})

@@ -1,0 +1,94 @@
+"""Reads a finished store: sizes from the manifest, tokens through memory maps.
+
+Opening reads the manifest and no shard. A shard is mapped when its first token is asked for. The map holds
+no file descriptor: with Python's own ``mmap`` (before 3.13) each shard would keep one open, and a source of
+1,024 shards would run into the usual limit of 1,024 open files.
+"""
+
+import ctypes
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zephon_patches.errors import StoreError
+from zephon_patches.store.manifest import Manifest
+
+__all__ = ["TokenStore"]
+
+_PROT_READ = 1
+_MAP_SHARED = 1
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class TokenStore:
+    """The shards of one source.
+
+    Pickles as its path, so worker processes open their own.
+
+    Args:
+        folder: Of the store.
+
+    Raises:
+        StoreError: There is no finished store in the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = Manifest.read(folder)
+        self.tokens_per_shard = np.array([shard.tokens for shard in self.manifest.shards], dtype=np.int64)
+        self._dtype = np.dtype(self.manifest.dtype)
+        self._maps: list[np.ndarray | None] = [None] * len(self.manifest.shards)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenStore, (self.folder,)
+
+    def tokens(self, shard: int) -> np.ndarray:
+        """All tokens of a shard: uint16 or int32, shape ``(tokens,)``, a read-only view of the file.
+
+        Raises:
+            StoreError: The file is missing or has another size than the manifest says.
+        """
+        mapped = self._maps[shard]
+        if mapped is None:
+            mapped = self._maps[shard] = self._map(shard)
+        return mapped
+
+    def _map(self, shard: int) -> np.ndarray:
+        record = self.manifest.shards[shard]
+        path = self.folder / f"{record.name}.bin"
+        expected = record.tokens * self._dtype.itemsize
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise StoreError(
+                f"{path}: cannot be opened ({error.strerror}); if it is lost, remove {self.folder} to build the store anew"
+            ) from None
+        # Reading a map beyond the end of its file kills the process, so this is checked before.
+        if size != expected:
+            raise StoreError(
+                f"{path}: {size:,} bytes, but the manifest says {expected:,}; remove {self.folder} to build the store anew"
+            )
+        return np.frombuffer(_map_file(path, expected), dtype=self._dtype) if size else np.empty(0, self._dtype)
+
+
+def _map_file(path: Path, size: int) -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        address = libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
+    finally:
+        os.close(descriptor)
+    if address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise StoreError(f"{path}: cannot be mapped into memory ({os.strerror(code)})")
+    buffer = (ctypes.c_char * size).from_address(address)
+    # Arrays made from the buffer keep it alive, so the map goes when the last of them does.
+    finalizer = weakref.finalize(buffer, libc.munmap, address, size)
+    finalizer.atexit = False  # at exit other code may still hold arrays; the system frees the map anyway
+    return memoryview(buffer).toreadonly()

@@ -1,0 +1,90 @@
+"""Writes one shard: tokens as they come, then the index and the origins, each file whole or absent.
+
+The tokens go to the disk as they arrive; what is kept in memory is 20 bytes a document.
+"""
+
+from array import array
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from zephon_patches.errors import StoreError
+from zephon_patches.store.atomic import atomic_file, write_atomic
+from zephon_patches.store.indexed import encode_index
+from zephon_patches.store.manifest import InputRange, ShardRecord
+
+__all__ = ["ShardWriter"]
+
+# The index holds a document's length as int32.
+MAX_DOCUMENT_TOKENS = 2**31 - 1
+
+
+class ShardWriter:
+    """Context manager that writes ``NAME.bin``, ``NAME.idx`` and ``NAME.origin`` into a folder.
+
+    Args:
+        folder: Of the store; must exist.
+        name: Of the shard.
+        dtype: Of the tokens, one of the index format's.
+    """
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype) -> None:
+        self._folder = folder
+        self._name = name
+        self._dtype = dtype
+        self._lengths = array("i")
+        self._origins = array("q")
+        self._hash = xxhash.xxh3_64()
+        self.documents = 0
+        self.tokens = 0
+
+    def __enter__(self) -> "ShardWriter":
+        self._stack = ExitStack()
+        self._file = self._stack.enter_context(atomic_file(self._folder / f"{self._name}.bin"))
+        return self
+
+    def __exit__(self, *exception) -> None:  # type: ignore[no-untyped-def]
+        self._stack.__exit__(*exception)
+
+    def add(self, tokens: np.ndarray, lengths: Sequence[int], origins: Sequence[tuple[int, int]]) -> None:
+        """Appends documents.
+
+        Args:
+            tokens: Any integer dtype, shape ``(sum of lengths,)``; ids within the shard's dtype.
+            lengths: Tokens of each document.
+            origins: (file, record) of each document; the record counts from the start of its input range.
+        """
+        if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) > np.iinfo(self._dtype).max):
+            raise StoreError(
+                f"shard {self._name}: token ids from {tokens.min()} to {tokens.max()} do not fit {self._dtype}"
+            )
+        if lengths and max(lengths) > MAX_DOCUMENT_TOKENS:
+            raise StoreError(f"shard {self._name}: a document of {max(lengths):,} tokens; at most 2**31 - 1 fit")
+        data = tokens.astype(self._dtype).tobytes()
+        self._file.write(data)
+        self._hash.update(data)
+        self._lengths.extend(lengths)
+        for origin in origins:
+            self._origins.extend(origin)
+        self.documents += len(lengths)
+        self.tokens += len(tokens)
+
+    def finish(self, ranges: list[InputRange]) -> ShardRecord:
+        """Completes the three files; call it last, inside the context."""
+        index = encode_index(np.frombuffer(self._lengths, dtype=np.int32), self._dtype)
+        origin = np.frombuffer(self._origins, dtype=np.int64).astype("<i8").tobytes()
+        self._stack.close()
+        write_atomic(self._folder / f"{self._name}.idx", index)
+        write_atomic(self._folder / f"{self._name}.origin", origin)
+        return ShardRecord(
+            name=self._name,
+            documents=self.documents,
+            tokens=self.tokens,
+            bin=self._hash.hexdigest(),
+            idx=xxhash.xxh3_64_hexdigest(index),
+            origin=xxhash.xxh3_64_hexdigest(origin),
+            ranges=ranges,
+        )
