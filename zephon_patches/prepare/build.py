@@ -1,0 +1,373 @@
+"""Builds the token store of a source, or finds the one that is there.
+
+The store lies at ``cache_dir/<source>/<recipe>-<files>``: a hash of how texts become tokens, and one of the
+files' names and sizes. Neither holds an absolute path, so texts and stores may be moved. First the plan is
+written, then shard by shard, then the manifest that closes the store. A shard's record in ``units/`` marks it
+as finished, so a build goes on where a killed one stopped, and its bytes are the same as in one go.
+
+One process builds, holding a lock that the system releases when it dies; the others watch the folder. They
+do not wait in a collective, so a long build runs into no timeout of the process group.
+"""
+
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+from tqdm import tqdm
+
+from zephon_patches.errors import InputError, StoreError
+from zephon_patches.keys import canonical_json, fingerprint
+from zephon_patches.prepare.shards import Input, Piece, shard_bytes_for
+from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.store.atomic import TEMPORARY_SUFFIX, write_atomic
+from zephon_patches.store.indexed import dtype_for
+from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, InputRange, Manifest, ShardRecord, shard_record
+from zephon_patches.store.reader import TokenStore
+from zephon_patches.store.writer import ShardWriter
+
+__all__ = ["open_or_build"]
+
+logger = logging.getLogger(__name__)
+
+PLAN, UNITS, PROGRESS, LOCK = "plan.json", "units", "progress.json", "build.lock"
+
+# Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
+_BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
+_POLL_SECONDS, _REPORT_SECONDS = 0.2, 10.0
+
+
+def open_or_build(
+    source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shard_bytes: int, patience: float = 0.0
+) -> TokenStore:
+    """Opens the store of a source; builds it, or waits for its builder, if it is not finished.
+
+    Args:
+        source: What to read.
+        tokenizer: Turns its texts into tokens.
+        cache_dir: Folder of all stores.
+        shard_bytes: ``data.shard_bytes``.
+        patience: Seconds to leave the building to another process before trying to be the builder.
+
+    Raises:
+        InputError: The input is missing, or a record of it cannot be read.
+        StoreError: A finished store is damaged, or its input was edited since.
+    """
+    recipe = {"format": FORMAT, "shard_bytes": shard_bytes, "tokenizer": tokenizer.identity, **source.recipe()}
+    parent = Path(cache_dir) / source.name
+    if source.has_files and not source.files:
+        return TokenStore(_only_store(source, parent, fingerprint(recipe)))
+    files_key = fingerprint([[file.name, file.bytes] for file in source.files])
+    folder = parent / f"{fingerprint(recipe)}-{files_key}"
+    builder = _Builder(source, tokenizer, folder, recipe, shard_bytes)
+    deadline = time.monotonic() + patience
+    while not builder.is_finished() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    if not builder.is_finished():
+        _build_or_wait(builder)
+    return TokenStore(folder)
+
+
+def _only_store(source: Input, parent: Path, recipe_key: str) -> Path:
+    """The one finished store of a source whose texts are gone."""
+    stores = sorted(path.parent for path in parent.glob(f"{recipe_key}-*/{MANIFEST}"))
+    if not stores:
+        raise InputError(
+            f"source {source.name!r}: {source.path} matches no file, and {parent} has no finished store of it for "
+            f"this tokenizer and these settings; correct the source's path (relative paths start at {os.getcwd()})"
+        )
+    if len(stores) > 1:
+        raise InputError(
+            f"source {source.name!r}: {source.path} matches no file, and there are {len(stores)} stores to choose "
+            f"from: {', '.join(map(str, stores))}; remove all but the one to use, or bring the files back"
+        )
+    logger.info("source %r: %s matches no file; using its store %s", source.name, source.path, stores[0])
+    return stores[0]
+
+
+def _build_or_wait(builder: "_Builder") -> None:
+    folder = builder.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / LOCK)
+        reported = -_REPORT_SECONDS
+        while not builder.is_finished():
+            try:
+                with lock.acquire(timeout=0):
+                    if not builder.is_finished():  # another may have finished between the two looks
+                        builder.build()
+            except filelock.Timeout:
+                if time.monotonic() - reported >= _REPORT_SECONDS:
+                    logger.info("source %r: waiting for its store, %s", builder.source.name, _progress_of(folder))
+                    reported = time.monotonic()
+                time.sleep(_POLL_SECONDS)
+    except OSError as error:
+        if builder.is_closed():  # on a read-only disk, say: nothing has to be written to use it
+            builder.build()
+            return
+        raise StoreError(
+            f"{folder}: the store of source {builder.source.name!r} is not finished and cannot be built here ({error})"
+            "; set data.cache_dir to a folder with room that can be written to"
+        ) from error
+
+
+def _progress_of(folder: Path) -> str:
+    try:
+        progress = json.loads((folder / PROGRESS).read_bytes())
+        return (
+            f"built by process {progress['pid']} on {progress['host']}: unit {progress['unit'] + 1:,} of "
+            f"{progress['units']:,}, {progress['documents']:,} documents, {progress['tokens']:,} tokens"
+        )
+    except (OSError, ValueError, KeyError):
+        return "whose builder is about to start"
+
+
+class _Builder:
+    """Builds one store; the caller holds the lock."""
+
+    def __init__(
+        self, source: Input, tokenizer: TextTokenizer, folder: Path, recipe: dict[str, Any], shard_bytes: int
+    ) -> None:
+        self.source = source
+        self.folder = folder
+        self._tokenizer = tokenizer
+        self._recipe = recipe
+        self._dtype = dtype_for(tokenizer.largest_id)
+        self._shard_bytes = shard_bytes_for(shard_bytes, sum(file.bytes for file in source.files))
+
+    def is_closed(self) -> bool:
+        """Whether the store has its manifest."""
+        return (self.folder / MANIFEST).exists()
+
+    def is_finished(self) -> bool:
+        """Whether the store is closed and its input is what it was built from, going by the files' times."""
+        if not self.is_closed():
+            return False
+        times = self._times(Manifest.read(self.folder).files)
+        return times == self._times(self.source.files) or self._checked_marker().exists()
+
+    def build(self) -> None:
+        """Builds the store, goes on with one, or checks a finished one whose input has other times."""
+        if self.is_closed():
+            self._check_content()
+            return
+        started = time.monotonic()
+        self._remove_leftovers()
+        units = self._plan()
+        progress = _Progress(self.source, self.folder, len(units))
+        records: list[ShardRecord] = []
+        for number, unit in enumerate(units):
+            progress.unit = number
+            for record in self._unit(number, unit, progress):
+                records.append(record)
+        progress.close()
+        manifest = Manifest(self._recipe, self._dtype.str, self.source.files, records)
+        write_atomic(self.folder / MANIFEST, manifest.to_json())
+        shutil.rmtree(self.folder / UNITS, ignore_errors=True)
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+        logger.info(
+            "source %r: %s documents, %s tokens in %s shards, built in %.0f s: %s",
+            self.source.name,
+            f"{manifest.documents:,}",
+            f"{manifest.tokens:,}",
+            f"{len(records):,}",
+            time.monotonic() - started,
+            self.folder,
+        )
+
+    def _plan(self) -> list[list[InputRange]]:
+        """The units: those of the plan that is there, or new ones."""
+        path = self.folder / PLAN
+        files = [asdict(file) for file in self.source.files]
+        try:
+            plan = json.loads(path.read_bytes())
+            if plan["files"] == files:
+                return [[InputRange(*piece) for piece in unit] for unit in plan["units"]]
+            logger.info("source %r: its files changed since the build began, which starts anew", self.source.name)
+        except FileNotFoundError:
+            pass
+        shutil.rmtree(self.folder / UNITS, ignore_errors=True)
+        units = self.source.units(self._shard_bytes)
+        content = {"files": files, "units": [[[p.file, p.start, p.stop] for p in unit] for unit in units]}
+        write_atomic(path, (canonical_json(content) + "\n").encode("ascii"))
+        (self.folder / UNITS).mkdir(exist_ok=True)
+        return units
+
+    def _unit(self, number: int, unit: list[InputRange], progress: "_Progress") -> Iterator[ShardRecord]:
+        """The shards of a unit: those that are finished, then the rest."""
+        part, skip, finished = 0, 0, False
+        while (path := self._record_path(number, part)).exists():
+            content = json.loads(path.read_bytes())
+            finished = content.pop("last")
+            record = shard_record(content)
+            progress.skip(record)
+            yield record
+            part, skip = part + 1, skip + sum(piece.records for piece in record.ranges)
+        if finished:
+            return
+        for piece in self.source.pieces(unit, self._shard_bytes, skip):
+            record = self._shard(f"{number:06d}-{part:03d}", piece, progress)
+            content = {**asdict(record), "last": piece.last}
+            write_atomic(self._record_path(number, part), canonical_json(content).encode("ascii"))
+            yield record
+            part += 1
+
+    def _shard(self, name: str, piece: Piece, progress: "_Progress") -> ShardRecord:
+        with ShardWriter(self.folder, name, self._dtype) as writer:
+            for origins, texts in _batches(piece):
+                tokens, lengths = self._encode(texts, origins)
+                writer.add(tokens, lengths, origins)
+                progress.add(texts, len(tokens))
+            return writer.finish(piece.ranges)
+
+    def _encode(self, texts: list[str], origins: list[tuple[int, int]]) -> tuple[np.ndarray, list[int]]:
+        try:
+            return self._tokenizer.encode_batch(texts)
+        except Exception as error:
+            # Which one was it? Batches hide it, and users need the place.
+            for text, (file, record) in zip(texts, origins, strict=True):
+                try:
+                    self._tokenizer.encode_batch([text])
+                except Exception as single:
+                    where = self.source.files[file].name if file >= 0 else "the data set"
+                    raise InputError(
+                        f"source {self.source.name!r}, {where}: record {record + 1:,} of its range cannot be "
+                        f"tokenized ({single}); the text starts {text[:60]!r}"
+                    ) from single
+            raise InputError(f"source {self.source.name!r}: the tokenizer failed ({error})") from error
+
+    def _record_path(self, number: int, part: int) -> Path:
+        return self.folder / UNITS / f"{number:06d}-{part:03d}.json"
+
+    def _remove_leftovers(self) -> None:
+        """Temporary files of builders that died; the lock says that none is at work."""
+        for path in [*self.folder.glob(f".*{TEMPORARY_SUFFIX}"), *(self.folder / UNITS).glob(f".*{TEMPORARY_SUFFIX}")]:
+            path.unlink(missing_ok=True)
+
+    # --- a finished store whose input has other times ---
+
+    @staticmethod
+    def _times(files: list[FileRecord]) -> list[list[Any]]:
+        return [[file.name, file.mtime_ns] for file in files]
+
+    def _checked_marker(self) -> Path:
+        """Exists where files with these times were found to have the right content."""
+        return self.folder / f"checked-{fingerprint(self._times(self.source.files))}"
+
+    def _check_content(self) -> None:
+        manifest = Manifest.read(self.folder)
+        logger.info("source %r: its files have other times than when they were read; comparing", self.source.name)
+        changed = self.source.check_content(piece for shard in manifest.shards for piece in shard.ranges)
+        if changed is not None:
+            raise StoreError(
+                f"{changed}: edited since the store {self.folder} was built from it (same size, other content); bring "
+                f"the old file back, or remove {self.folder} to build the store anew"
+            )
+        try:
+            write_atomic(self._checked_marker(), b"")
+        except OSError:
+            logger.info("source %r: unchanged, but %s cannot be written to keep that", self.source.name, self.folder)
+
+
+def _batches(piece: Piece) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
+    origins: list[tuple[int, int]] = []
+    texts: list[str] = []
+    characters = 0
+    for origin, text in piece:
+        origins.append(origin)
+        texts.append(text)
+        characters += len(text)
+        if len(texts) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+            yield origins, texts
+            origins, texts, characters = [], [], 0
+    if texts:
+        yield origins, texts
+
+
+class _Progress:
+    """Says how far a build is: a bar on a terminal, log lines elsewhere, and a file for those who wait."""
+
+    def __init__(self, source: Input, folder: Path, units: int) -> None:
+        self.unit = 0
+        self._source = source
+        self._path = folder / PROGRESS
+        self._units = units
+        self._documents = 0
+        self._tokens = 0
+        self._bytes = 0
+        self._started = time.monotonic()
+        self._written = self._logged = 0.0
+        self._total = sum(file.bytes for file in source.files) or None
+        self._bar = tqdm(
+            desc=f"tokenize {source.name}",
+            total=self._total,
+            unit="B",
+            unit_scale=True,
+            disable=not sys.stderr.isatty(),
+            leave=False,
+        )
+        self._write()
+
+    def skip(self, record: ShardRecord) -> None:
+        self._documents += record.documents
+        self._bytes += sum(self._source.num_bytes(piece) for piece in record.ranges)
+        self._bar.update(self._bytes - self._bar.n)
+
+    def add(self, texts: list[str], tokens: int) -> None:
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        self._documents += len(texts)
+        self._tokens += tokens
+        self._bytes += size
+        self._bar.update(size)
+        now = time.monotonic()
+        if now - self._written >= 1.0:
+            self._write()
+            rate = self._tokens / (now - self._started)
+            self._bar.set_postfix_str(f"{self._documents:,} documents, {self._tokens:,} tokens, {rate:,.0f} tokens/s")
+            if self._bar.disable and now - self._logged >= _REPORT_SECONDS:
+                self._logged = now
+                self._log(rate, now)
+
+    def close(self) -> None:
+        self._bar.close()
+
+    def _log(self, rate: float, now: float) -> None:
+        left = ""
+        if self._total and self._bytes:
+            # Encoded JSON is larger than its texts, so this errs on the long side.
+            seconds = (now - self._started) * max(self._total - self._bytes, 0) / self._bytes
+            left = f", about {seconds:,.0f} s left"
+        logger.info(
+            "source %r: tokenizing, unit %s of %s, %s documents, %s tokens, %s tokens/s%s",
+            self._source.name,
+            f"{self.unit + 1:,}",
+            f"{self._units:,}",
+            f"{self._documents:,}",
+            f"{self._tokens:,}",
+            f"{rate:,.0f}",
+            left,
+        )
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        content = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "unit": self.unit,
+            "units": self._units,
+            "documents": self._documents,
+            "tokens": self._tokens,
+        }
+        temporary = self._path.with_name(f".{PROGRESS}.{os.getpid()}{TEMPORARY_SUFFIX}")
+        temporary.write_text(json.dumps(content))
+        os.replace(temporary, self._path)
+

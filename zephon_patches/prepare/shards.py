@@ -1,0 +1,337 @@
+"""Where the documents come from, and how the input is cut into units of work.
+
+Units follow from the files and ``shard_bytes`` alone, never from ranks, workers, cores or timing, so every
+builder cuts the same units. A unit may span small files and may end inside a large one, always at a record's end.
+
+Worked case, ``shard_bytes`` = 100, lines of 40 bytes, files a (60 bytes: lines of 40 and 20) and b (200 bytes)::
+
+    unit 0: a[0:60] b[0:40]      60 + 40 reaches 100
+    unit 1: b[40:160]            the line that holds byte 100 of the unit ends at 120
+    unit 2: b[160:200]
+"""
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from zephon_patches.config import SourceConfig
+from zephon_patches.errors import InputError
+from zephon_patches.prepare.readers import format_of
+from zephon_patches.store.manifest import FileRecord, InputRange
+
+__all__ = ["FileInput", "Input", "Piece", "RecordInput", "cut_units", "hash_range"]
+
+MIB = 1 << 20
+MIN_SHARD_BYTES, MAX_SHARD_BYTES = 16 * MIB, 1024 * MIB
+SHARDS_PER_SOURCE = 1024
+
+_BLOCK = 4 * MIB
+
+
+class Piece(Protocol):
+    """The input of one shard: iterate it once, then ask what it was."""
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
+        """Yields ((range's file, record in the range), text) of each document."""
+
+    @property
+    def ranges(self) -> list[InputRange]:
+        """The ranges that were read, with their records counted and their bytes hashed."""
+
+    @property
+    def last(self) -> bool:
+        """Whether the unit ends with this piece."""
+
+
+class Input(Protocol):
+    """What a source reads."""
+
+    name: str
+    path: str
+    files: list[FileRecord]
+    has_files: bool
+    """Whether it reads local files; if so and ``files`` is empty, they are gone"""
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings of reading that the documents depend on."""
+
+    def units(self, shard_bytes: int) -> list[list[InputRange]]:
+        """The units of work."""
+
+    def pieces(self, unit: Sequence[InputRange], shard_bytes: int, skip_records: int) -> Iterator[Piece]:
+        """The shards of a unit, from record ``skip_records`` of it on."""
+
+    def num_bytes(self, piece: InputRange) -> int:
+        """Bytes of a range, for telling how far a build is."""
+
+    def check_content(self, ranges: Iterable[InputRange]) -> str | None:
+        """The name of a file whose bytes are no longer those that were hashed, or None."""
+
+
+class FileInput:
+    """A source of files.
+
+    Args:
+        source: Its path is a file, a folder (all files in it, at any depth, but for names that start with
+            '.' or '_') or a glob.
+
+    Raises:
+        InputError: A file has a suffix that is not read. No file at all is no error here: ``files`` is empty.
+    """
+
+    def __init__(self, source: SourceConfig) -> None:
+        self.name = source.name
+        self.path = source.path
+        self.has_files = True
+        self._text_field = source.text_field
+        self._root, paths = _find(source.path)
+        # The order of files is that of their names' bytes, whatever the file system lists first.
+        paths.sort(key=lambda path: os.fsencode(path.relative_to(self._root).as_posix()))
+        self.files = []
+        for path in paths:
+            format_of(path)
+            status = path.stat()
+            self.files.append(FileRecord(path.relative_to(self._root).as_posix(), status.st_size, status.st_mtime_ns))
+
+    def recipe(self) -> dict[str, Any]:
+        return {"text_field": self._text_field}
+
+    def units(self, shard_bytes: int) -> list[list[InputRange]]:
+        return cut_units([(self._root / file.name, file.bytes) for file in self.files], shard_bytes)
+
+    def pieces(self, unit: Sequence[InputRange], shard_bytes: int, skip_records: int) -> Iterator[Piece]:
+        assert skip_records == 0, "a unit of files is one piece"
+        yield _FilePiece(self, unit)
+
+    def num_bytes(self, piece: InputRange) -> int:
+        start, stop = self._bytes_of(piece)
+        return stop - start
+
+    def check_content(self, ranges: Iterable[InputRange]) -> str | None:
+        for piece in ranges:
+            if self._hash(piece) != piece.content:
+                return str(self._root / self.files[piece.file].name)
+        return None
+
+    def _bytes_of(self, piece: InputRange) -> tuple[int, int]:
+        path = self._root / self.files[piece.file].name
+        return format_of(path).bytes_of(path, piece.start, piece.stop)
+
+    def _hash(self, piece: InputRange) -> str:
+        return hash_range(self._root / self.files[piece.file].name, *self._bytes_of(piece))
+
+    def _read(self, piece: InputRange) -> Iterator[str | None]:
+        file = self.files[piece.file]
+        path = self._root / file.name
+        self._check_unchanged(path, file)
+        yield from format_of(path).texts(path, piece.start, piece.stop, self._text_field)
+        self._check_unchanged(path, file)
+
+    @staticmethod
+    def _check_unchanged(path: Path, file: FileRecord) -> None:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise InputError(f"{path}: gone while its source was tokenized ({error.strerror})") from None
+        if (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns):
+            raise InputError(f"{path}: changed while its source was tokenized; start again when the file is complete")
+
+
+class _FilePiece:
+    last = True
+
+    def __init__(self, source: FileInput, unit: Sequence[InputRange]) -> None:
+        self._source = source
+        self._unit = unit
+        self.ranges: list[InputRange] = []
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
+        for piece in self._unit:
+            record = -1
+            for record, text in enumerate(self._source._read(piece)):
+                if text is not None:
+                    yield (piece.file, record), text
+            self.ranges.append(replace(piece, records=record + 1, content=self._source._hash(piece)))
+
+
+class RecordInput:
+    """A source of records that can only be read in their order, such as a data set of a registry.
+
+    It is one unit, cut into shards by the size of the texts.
+
+    Args:
+        name: Of the source.
+        identity: What the records are, for the recipe: plain data.
+        records: Makes a fresh iterator over the records.
+        process: A record's text, several texts, or None.
+        folder: The local folder or file that the records come from, if there is one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        identity: dict[str, Any],
+        records: Callable[[], Iterable[Any]],
+        process: Callable[[Any], str | list[str] | None],
+        folder: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.path = str(folder or name)
+        self.has_files = folder is not None
+        self._identity = identity
+        self._records = records
+        self._process = process
+        self._root, paths = _find(str(folder)) if folder else (Path(), [])
+        paths.sort(key=lambda path: os.fsencode(path.relative_to(self._root).as_posix()))
+        self.files = [
+            FileRecord(path.relative_to(self._root).as_posix(), path.stat().st_size, path.stat().st_mtime_ns)
+            for path in paths
+        ]
+
+    def recipe(self) -> dict[str, Any]:
+        return self._identity
+
+    def units(self, shard_bytes: int) -> list[list[InputRange]]:
+        return [[InputRange(file=-1, start=0, stop=0)]]
+
+    def pieces(self, unit: Sequence[InputRange], shard_bytes: int, skip_records: int) -> Iterator[Piece]:
+        records = enumerate(self._records())
+        for _ in range(skip_records):
+            next(records, None)
+        first = skip_records
+        while True:
+            piece = _RecordPiece(self, records, first, shard_bytes)
+            yield piece
+            if piece.last:
+                return
+            first = piece.stop
+
+    def num_bytes(self, piece: InputRange) -> int:
+        return 0
+
+    def check_content(self, ranges: Iterable[InputRange]) -> str | None:
+        for piece in ranges:
+            if piece.file >= 0 and self._hash_file(piece.file) != piece.content:
+                return str(self._root / self.files[piece.file].name)
+        return None
+
+    def _hash_file(self, number: int) -> str:
+        return hash_range(self._root / self.files[number].name, 0, self.files[number].bytes)
+
+    def _file_ranges(self) -> list[InputRange]:
+        """Ranges without records, which carry the hashes of the local files."""
+        return [InputRange(i, 0, file.bytes, 0, self._hash_file(i)) for i, file in enumerate(self.files)]
+
+    def _texts(self, number: int, record: Any) -> list[str]:
+        try:
+            result = self._process(record)
+        except Exception as error:
+            raise InputError(f"source {self.name!r}, record {number:,}: the processor raised {error!r}") from error
+        texts = [] if result is None else [result] if isinstance(result, str) else list(result)
+        for text in texts:
+            if not isinstance(text, str):
+                raise InputError(
+                    f"source {self.name!r}, record {number:,}: the processor gave {type(text).__name__}, expected a text"
+                )
+        return texts
+
+
+class _RecordPiece:
+    def __init__(self, source: RecordInput, records: Iterator[tuple[int, Any]], first: int, room: int) -> None:
+        self._source = source
+        self._records = records
+        self._first = first
+        self._room = room
+        self.stop = first
+        self.last = False
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
+        for number, record in self._records:
+            for text in self._source._texts(number, record):
+                self._room -= len(text.encode("utf-8", "surrogatepass"))
+                yield (-1, number - self._first), text
+            self.stop = number + 1
+            if self._room <= 0:
+                return
+        self.last = True
+
+    @property
+    def ranges(self) -> list[InputRange]:
+        own = InputRange(-1, self._first, self.stop, self.stop - self._first)
+        return [own, *(self._source._file_ranges() if self.last else [])]
+
+
+def shard_bytes_for(setting: int, total_bytes: int) -> int:
+    """``data.shard_bytes``, or its default for a source of this size."""
+    return setting or min(max(total_bytes // SHARDS_PER_SOURCE, MIN_SHARD_BYTES), MAX_SHARD_BYTES)
+
+
+def cut_units(files: Sequence[tuple[Path, int]], shard_bytes: int) -> list[list[InputRange]]:
+    """Cuts files into units of work.
+
+    Args:
+        files: Path and size in bytes, in the order of the source.
+        shard_bytes: At least 1.
+    """
+    units: list[list[InputRange]] = []
+    unit: list[InputRange] = []
+    room = shard_bytes
+    for number, (path, size) in enumerate(files):
+        reader = format_of(path)
+        start, end = 0, reader.end(path, size)
+        while start < end:
+            stop, used = reader.advance(path, start, end, room)
+            unit.append(InputRange(number, start, stop))
+            start = stop
+            room -= used
+            if room <= 0:
+                units.append(unit)
+                unit, room = [], shard_bytes
+    return units + ([unit] if unit else [])
+
+
+def hash_range(path: Path, start: int, stop: int) -> str:
+    """XXH3-128 of a file's bytes ``[start, stop)``, in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        file.seek(start)
+        left = stop - start
+        while left and (block := file.read(min(_BLOCK, left))):
+            digest.update(block)
+            left -= len(block)
+    return str(digest.hexdigest())
+
+
+def _find(path: str) -> tuple[Path, list[Path]]:
+    """The folder that names are relative to, and the files of a path (a file, a folder or a glob)."""
+    if os.path.isdir(path):
+        return Path(path), list(_walk(Path(path), set()))
+    if os.path.isfile(path):
+        return Path(path).parent, [Path(path)]
+    parts = Path(path).parts
+    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    found: set[Path] = set()
+    for match in map(Path, glob.glob(path, recursive=True)):
+        found.update(_walk(match, set()) if match.is_dir() else [match])
+    return Path(*parts[:fixed]), list(found)
+
+
+def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
+    """All files below a folder, through links too; a link that leads back up is followed once."""
+    real = os.path.realpath(folder)
+    if real in seen:
+        return
+    seen = {*seen, real}
+    for entry in folder.iterdir():
+        # Markers and caches such as .DS_Store, ._x and _SUCCESS are no data.
+        if entry.name.startswith((".", "_")):
+            continue
+        if entry.is_dir():
+            yield from _walk(entry, seen)
+        else:
+            yield entry

@@ -1,0 +1,144 @@
+"""Texts to token ids, with the tokenizer of a Hugging Face folder (``tokenizer.json``).
+
+Special tokens follow TorchTitan's rules, so that the ids are those its own loader would train on: the
+special tokens of ``tokenizer_config.json`` are added to the tokenizer, and each document gets BOS in front
+and EOS behind where the tokenizer has them and does not add them itself, so each comes once.
+
+One difference: a truncation or padding that ``tokenizer.json`` asks for is turned off. It would cut the
+ends off long documents in silence.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from tokenizers import AddedToken, Tokenizer
+
+from zephon_patches.errors import InputError
+from zephon_patches.keys import fingerprint
+
+__all__ = ["TextTokenizer"]
+
+_SPECIAL_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class TextTokenizer:
+    """A tokenizer folder, ready to encode documents.
+
+    Args:
+        folder: Has ``tokenizer.json`` and, for BOS and EOS, ``tokenizer_config.json``.
+
+    Attributes:
+        identity: 16 hexadecimal digits that stand for all that the ids depend on; not for file names,
+            white space or library versions.
+        largest_id: The largest id that a text can give.
+        bos_id, eos_id: None where the tokenizer has none.
+
+    Raises:
+        InputError: A file is missing or damaged.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        path = self.folder / "tokenizer.json"
+        content = _read_json(path)
+        if content is None:
+            raise InputError(
+                f"{path}: not found; expected a folder with the tokenizer's tokenizer.json (in TorchTitan, "
+                "model.hf_assets_path)"
+            )
+        try:
+            self._tokenizer = Tokenizer.from_str(orjson.dumps(content).decode())
+        except Exception as error:  # the library raises plain Exception
+            raise InputError(f"{path}: cannot be read as a tokenizer ({error})") from None
+        config_path = self.folder / "tokenizer_config.json"
+        added, self.bos_id, self.eos_id = _add_special_tokens(
+            self._tokenizer, _read_json(config_path) or {}, config_path
+        )
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        by_itself = self._tokenizer.encode("").ids
+        self._prefix = [self.bos_id] if self.bos_id is not None and self.bos_id not in by_itself else []
+        self._suffix = [self.eos_id] if self.eos_id is not None and self.eos_id not in by_itself else []
+        self.largest_id = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        content.pop("truncation", None)
+        content.pop("padding", None)
+        canonical = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
+        self.identity = fingerprint(
+            [hashlib.blake2b(canonical, digest_size=16).hexdigest(), added, self._prefix, self._suffix]
+        )
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, list[int]]:
+        """Encodes documents.
+
+        Returns:
+            uint32 ids of all documents, one after the other, and the number of ids of each.
+        """
+        documents = [
+            self._prefix + encoding.ids + self._suffix for encoding in self._tokenizer.encode_batch_fast(list(texts))
+        ]
+        lengths = [len(ids) for ids in documents]
+        tokens = np.empty(sum(lengths), dtype=np.uint32)
+        start = 0
+        for ids in documents:
+            tokens[start : start + len(ids)] = ids
+            start += len(ids)
+        return tokens, lengths
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{path}: damaged, not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a JSON object")
+    return content
+
+
+def _add_special_tokens(
+    tokenizer: Tokenizer, config: dict[str, Any], path: Path
+) -> tuple[list[list[Any]], int | None, int | None]:
+    """Adds the configured special tokens: (what was added, BOS id, EOS id)."""
+    names = {key: _content(config.get(key), key, path) for key in _SPECIAL_KEYS}
+    wanted = [(names[key], config[key]) for key in _SPECIAL_KEYS if names[key] is not None]
+    for entry in config.get("added_tokens_decoder", {}).values():
+        if isinstance(entry, dict) and "content" in entry:
+            wanted.append((entry["content"], entry))
+    added: list[list[Any]] = []
+    tokens = []
+    for name, options in wanted:
+        flags: dict[str, bool] = {"special": True}
+        if isinstance(options, dict):
+            flags = {key: bool(options.get(key, False)) for key in ("single_word", "lstrip", "rstrip")}
+            flags |= {key: bool(options.get(key, True)) for key in ("normalized", "special")}
+        tokens.append(AddedToken(name, **flags))
+        added.append([name, flags])
+    if tokens:
+        tokenizer.add_special_tokens(tokens)
+    bos, eos = names["bos_token"], names["eos_token"]
+    # As upstream: where both are the same token, it is taken for BOS alone.
+    if bos == eos:
+        eos = None
+    return (
+        added,
+        None if bos is None else tokenizer.token_to_id(bos),
+        None if eos is None else tokenizer.token_to_id(eos),
+    )
+
+
+def _content(token: Any, key: str, path: Path) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+        if token is None:
+            raise InputError(f"{path}: {key} is an object without 'content'")
+    if token is not None and not isinstance(token, str):
+        raise InputError(f"{path}: {key} is {token!r}, expected a text or an object with 'content'")
+    return token
