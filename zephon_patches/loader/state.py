@@ -1,0 +1,134 @@
+"""The loader's state: one number, and a description of the order that it counts in.
+
+A flat dict with two keys, for ever::
+
+    cursor   int, every sequence number below it is consumed
+    order    canonical JSON: what the order is made of, its fingerprint, and a format number
+
+Nothing in it depends on ranks or workers, so one copy serves every topology. DCP plans a load from the keys
+that are present before it asks the loader, so whatever has to be added goes inside ``order``.
+"""
+
+import json
+from typing import Any
+
+from zephon_patches.errors import StateError
+from zephon_patches.keys import canonical_json, fingerprint
+from zephon_patches.order.global_order import MAX_NUMBER
+
+__all__ = ["CURSOR", "FORMAT", "ORDER", "check_order", "describe_order", "read_state"]
+
+CURSOR, ORDER = "cursor", "order"
+FORMAT = 1
+
+# What is told but not compared: the order goes on from the cursor whatever the size of a step.
+_INFORMATION = ("fingerprint", "global_batch_size")
+
+_SETTINGS = {
+    "seed": "data.seed",
+    "seq_len": "training.seq_len",
+    "packing": "packing",
+    "shuffle_shards": "data.shuffle_shards",
+    "shard_bytes": "data.shard_bytes",
+    "tokenizer": "tokenizer (content of model.hf_assets_path)",
+}
+_SOURCE_PARTS = {
+    "recipe": "how its records become documents",
+    "tokens": "tokens",
+    "samples": "samples",
+    "data": "data (fingerprint of its shards)",
+}
+
+_WAY_OUT = (
+    "Bring back what the checkpoint was written with. Or start the data anew at sample 0 by not loading the "
+    'loader\'s state: in TorchTitan, checkpoint.exclude_from_loading = ["dataloader"]'
+)
+
+
+def describe_order(order: dict[str, Any], global_batch_size: int) -> str:
+    """The ``order`` entry of the state.
+
+    Args:
+        order: ``seed``, ``seq_len``, ``packing``, ``shuffle_shards``, ``shard_bytes``, ``tokenizer``, and
+            ``sources``: a list of dicts with ``name``, ``recipe``, ``data``, ``tokens`` and ``samples``.
+        global_batch_size: Told for people and logs.
+    """
+    content = {"format": FORMAT, **order}
+    return canonical_json({**content, "fingerprint": fingerprint(content), "global_batch_size": global_batch_size})
+
+
+def read_state(state: Any) -> tuple[int, dict[str, Any]]:
+    """Checks a state's form: (cursor, order).
+
+    Raises:
+        StateError: It is not a state of this loader, or is damaged, or a newer version wrote it.
+    """
+    if not isinstance(state, dict):
+        raise StateError(f"loader state: found {type(state).__name__}, expected a dict with {CURSOR!r} and {ORDER!r}")
+    for key in (CURSOR, ORDER):
+        if key not in state:
+            found = ", ".join(sorted(map(repr, state))) or "nothing"
+            raise StateError(
+                f"loader state: no {key!r} in it (found {found}); it was not written with "
+                'data.loading_strategy = "zephon", or is incomplete'
+            )
+    cursor, text = state[CURSOR], state[ORDER]
+    if not isinstance(cursor, int) or isinstance(cursor, bool):
+        raise StateError(f"loader state: cursor is {cursor!r}, expected an integer")
+    if not 0 <= cursor <= MAX_NUMBER:
+        raise StateError(f"loader state: cursor is {cursor:,}, expected 0 to {MAX_NUMBER:,}")
+    try:
+        order = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        order = None
+    if not isinstance(order, dict):
+        raise StateError(f"loader state: order is {str(text)[:60]!r}, expected a JSON object; the checkpoint is damaged")
+    if order.get("format") != FORMAT:
+        raise StateError(
+            f"loader state: order has format {order.get('format')!r}, this version reads format {FORMAT}; resume with "
+            "the version that wrote the checkpoint"
+        )
+    content = {key: value for key, value in order.items() if key not in _INFORMATION}
+    if order.get("fingerprint") != fingerprint(content):
+        raise StateError(
+            f"loader state: the order's content has fingerprint {fingerprint(content)}, but {order.get('fingerprint')} "
+            "stands in it; it was edited or damaged"
+        )
+    return cursor, order
+
+
+def check_order(saved: dict[str, Any], present: dict[str, Any], cursor: int) -> None:
+    """Compares the order that a state counts in with the present one.
+
+    Raises:
+        StateError: They differ; the message says in what, from what to what.
+    """
+    if saved["fingerprint"] == present["fingerprint"]:
+        return
+    lines = [
+        f"{label}: {saved.get(key)!r} in the checkpoint, {present[key]!r} now"
+        for key, label in _SETTINGS.items()
+        if saved.get(key) != present[key]
+    ]
+    # Another tokenizer or another cutting changes every source's numbers too; naming the cause is enough.
+    if saved.get("tokenizer") == present["tokenizer"] and saved.get("shard_bytes") == present["shard_bytes"]:
+        lines += _source_differences(saved, present)
+    raise StateError(
+        f"the checkpoint at sample {cursor:,} counts in another order of data:\n  " + "\n  ".join(lines) + f"\n{_WAY_OUT}"
+    )
+
+
+def _source_differences(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
+    before = {source["name"]: source for source in saved["sources"]}
+    now = {source["name"]: source for source in present["sources"]}
+    lines = []
+    if list(before) != list(now):
+        lines.append(f"sources: {', '.join(before)} in the checkpoint, {', '.join(now)} now")
+    for name in before.keys() & now.keys():
+        for key, label in _SOURCE_PARTS.items():
+            # The number of samples follows from the tokens and seq_len.
+            if key == "samples" and saved["seq_len"] != present["seq_len"]:
+                continue
+            if before[name][key] != now[name][key]:
+                lines.append(f"source {name}: {label}: {before[name][key]} in the checkpoint, {now[name][key]} now")
+    return lines
