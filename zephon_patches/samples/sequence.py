@@ -29,5 +29,6 @@ def fill_row(row: np.ndarray, tokens: np.ndarray, sample: int) -> int:
     start, stop = span(sample, len(row) - 1, len(tokens))
     length = stop - start
     row[:length] = tokens[start:stop]
-    row[length:] = PAD_ID
+    if length < len(row):
+        row[length:] = PAD_ID
     return length - 1
