@@ -28,15 +28,15 @@ class SourceConfig:
     """Name of the source: the name of its folder in the cache, and part of its shuffling key"""
 
     path: str
-    """File, folder (searched through and through) or glob of .jsonl, .parquet and .txt files"""
+    """File, folder (searched with its sub-folders) or glob of .jsonl, .parquet and .txt files"""
 
     text_field: str = "text"
     """Field (.jsonl) or column (.parquet) that holds the text of a record"""
 
     def __post_init__(self) -> None:
-        _check_type("name", self.name, str, "source")
-        _check_type("path", self.path, str, f"source {self.name!r}")
-        _check_type("text_field", self.text_field, str, f"source {self.name!r}")
+        _check_type("source: name", self.name, str)
+        _check_type(f"source {self.name!r}: path", self.path, str)
+        _check_type(f"source {self.name!r}: text_field", self.text_field, str)
         if not _SOURCE_NAME.fullmatch(self.name):
             raise ConfigError(
                 f"source name {self.name!r} cannot be used: it names a folder in the cache, so it takes "
@@ -80,10 +80,10 @@ class DataConfig:
     """
 
     def __post_init__(self) -> None:
-        _check_type("seed", self.seed, int, "data")
-        _check_type("cache_dir", self.cache_dir, str, "data")
-        _check_type("shuffle_shards", self.shuffle_shards, int, "data")
-        _check_type("shard_bytes", self.shard_bytes, int, "data")
+        _check_type("data.seed", self.seed, int)
+        _check_type("data.cache_dir", self.cache_dir, str)
+        _check_type("data.shuffle_shards", self.shuffle_shards, int)
+        _check_type("data.shard_bytes", self.shard_bytes, int)
         if not 0 <= self.seed <= MAX_SEED:
             raise ConfigError(f"data.seed = {self.seed}: expected 0 to 2**63 - 1")
         if not self.cache_dir:
@@ -145,8 +145,8 @@ def _from_table(cls: type, table: Mapping[str, Any], where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _check_type(key: str, value: object, expected: type, where: str) -> None:
+def _check_type(key: str, value: object, expected: type) -> None:
     # bool is an int to Python, but `seed = true` is a slip.
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         kind = {str: "a string", int: "an integer"}[expected]
-        raise ConfigError(f"{where}: {key} = {value!r}: expected {kind}")
+        raise ConfigError(f"{key} = {value!r}: expected {kind}")

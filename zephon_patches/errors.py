@@ -11,6 +11,7 @@ __all__ = [
     "MappingError",
     "StateError",
     "StoreError",
+    "UpstreamError",
     "ZephonError",
 ]
 
@@ -41,3 +42,7 @@ class StateError(ZephonError):
 
 class LoaderError(ZephonError):
     """Raised when a loader is used in a way that would lose, repeat or mix up samples."""
+
+
+class UpstreamError(ZephonError, ImportError):
+    """Raised when the TorchTitan release that the overlay stands on is missing or another one."""
