@@ -133,9 +133,7 @@ class Loader:
         self._loads += 1
         places = ", ".join(
             f"epoch {epoch:,}, sample {position:,} of {size:,} of source {source['name']!r}"
-            for source, (epoch, position, size) in zip(
-                present["sources"], self._order.epochs_at(cursor), strict=True
-            )
+            for source, (epoch, position, size) in zip(present["sources"], self._order.epochs_at(cursor), strict=True)
         )
         logger.info("data: resume at sample %s (%s)", f"{cursor:,}", places)
         before = saved.get("global_batch_size")

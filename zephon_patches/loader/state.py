@@ -82,7 +82,7 @@ def read_state(state: Any) -> tuple[int, dict[str, Any]]:
     except ValueError:
         order = None
     if not isinstance(order, dict):
-        raise StateError(f"loader state: order is {str(text)[:60]!r}, expected a JSON object; the checkpoint is damaged")
+        raise StateError(f"loader state: order is {str(text)[:60]!r}, expected a JSON object; it is damaged")
     if order.get("format") != FORMAT:
         raise StateError(
             f"loader state: order has format {order.get('format')!r}, this version reads format {FORMAT}; resume with "
@@ -113,9 +113,8 @@ def check_order(saved: dict[str, Any], present: dict[str, Any], cursor: int) -> 
     # Another tokenizer or another cutting changes every source's numbers too; naming the cause is enough.
     if saved.get("tokenizer") == present["tokenizer"] and saved.get("shard_bytes") == present["shard_bytes"]:
         lines += _source_differences(saved, present)
-    raise StateError(
-        f"the checkpoint at sample {cursor:,} counts in another order of data:\n  " + "\n  ".join(lines) + f"\n{_WAY_OUT}"
-    )
+    listed = "\n  ".join(lines)
+    raise StateError(f"the checkpoint at sample {cursor:,} counts in another order of data:\n  {listed}\n{_WAY_OUT}")
 
 
 def _source_differences(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:

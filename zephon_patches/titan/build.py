@@ -84,8 +84,8 @@ def _global_batch_size(training: Any, dp_size: int) -> int:
         return int(size)
     size = training.local_batch_size * dp_size
     logger.info(
-        "data: training.global_batch_size is not set, so a step takes local_batch_size x %d ranks = %s samples. Another "
-        "number of ranks will change the size of a step; the order of the samples goes on either way",
+        "data: training.global_batch_size is not set, so a step takes local_batch_size x %d ranks = %s samples. "
+        "Another number of ranks will change the size of a step; the order of the samples goes on either way",
         dp_size,
         f"{size:,}",
     )
@@ -140,9 +140,10 @@ def _registered(training: Any, datasets: Mapping[str, Any]) -> Input:
             ) from error
 
     process = registered.sample_processor
+    named = getattr(process, "func", process)  # functools.partial has no name of its own
     identity = {
         "dataset": name,
         "path": None if os.path.exists(path) else path,
-        "processor": f"{process.__module__}.{process.__qualname__}",
+        "processor": f"{named.__module__}.{named.__qualname__}",
     }
     return RecordInput(name, identity, records, process, Path(path) if os.path.exists(path) else None)

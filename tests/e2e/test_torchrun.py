@@ -1,0 +1,192 @@
+"""The product as users run it: torchrun and gloo, checkpoints, another number of ranks.
+
+One run of 8 steps on 2 ranks is the reference. Its checkpoint of step 4 is resumed in other topologies; the
+samples of each step must be those of the reference, in order, and the losses within 1e-4 of its losses. The
+corpus has 83 samples and a step takes 12, so step 7 crosses into the second epoch.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import corpora
+
+REPO = Path(__file__).parents[2]
+STEPS = 8
+
+CONFIG = """
+[job]
+dump_folder = "{folder}/reference"
+[data]
+loading_strategy = "zephon"
+cache_dir = "{folder}/cache"
+[[data.sources]]
+name = "numbered"
+path = "{folder}/corpus"
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "{folder}/tokenizer"
+[lr_scheduler]
+warmup_steps = 2
+total_steps = 100
+[training]
+local_batch_size = 2
+global_batch_size = 12
+seq_len = 8
+steps = {steps}
+mixed_precision_param = "float32"
+dataset = "c4_test"
+dataset_path = "{folder}/corpus"
+[checkpoint]
+enable = true
+interval = 2
+last_save_model_only = false
+keep_latest_k = 0
+[metrics]
+log_freq = 1
+[debug]
+seed = 42
+[activation_checkpoint]
+mode = "none"
+"""
+
+
+class Run:
+    """One start of ``run_train.sh``: its exit status, what it printed, and what its ranks recorded."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        ngpu: int,
+        *arguments: str,
+        train_file: str = "tests.e2e.recording_train",
+        **environment: str,
+    ) -> None:
+        self.folder = folder / name
+        record = self.folder / "record"
+        record.mkdir(parents=True, exist_ok=True)
+        started = subprocess.run(
+            ["./run_train.sh", "--job.dump_folder", str(self.folder), *arguments],
+            cwd=REPO,
+            env={
+                **os.environ,
+                "NGPU": str(ngpu),
+                "CONFIG_FILE": str(folder / "config.toml"),
+                "TRAIN_FILE": train_file,
+                "RECORD_FOLDER": str(record),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        self.status = started.returncode
+        self.output = started.stdout + started.stderr
+        self.steps: dict[int, list] = {}
+        self.losses: dict[int, float] = {}
+        self.cursors: dict[int, set[int]] = {}
+        by_rank: dict[int, dict[int, list]] = {}
+        for path in record.iterdir():
+            for line in map(json.loads, path.read_text().splitlines()):
+                ranks = by_rank.setdefault(line["step"], {})
+                # TP peers have the same place in the batch mesh, and must have the same rows.
+                assert ranks.setdefault(line["dp_rank"], line["rows"]) == line["rows"]
+                self.cursors.setdefault(line["step"], set()).add(line["cursor"])
+                if line["loss"] is not None:
+                    self.losses[line["step"]] = line["loss"]
+        for step, ranks in by_rank.items():
+            self.steps[step] = [row for _, rows in sorted(ranks.items()) for row in rows]
+
+    def checkpoint(self, step: int) -> Path:
+        return self.folder / "checkpoint" / f"step-{step}"
+
+
+def resume(folder: Path, name: str, source: Run, step: int, ngpu: int, *arguments: str, **environment: str) -> Run:
+    """Starts a run that finds another run's checkpoint of a step in its folder."""
+    shutil.copytree(source.checkpoint(step), folder / name / "checkpoint" / f"step-{step}")
+    return Run(folder, name, ngpu, *arguments, **environment)
+
+
+def differences(run: Run, reference: Run) -> list[str]:
+    """What tells a resumed run from the reference: samples, cursors, losses."""
+    found = []
+    for step, rows in run.steps.items():
+        if rows != reference.steps[step]:
+            found.append(f"samples of step {step}")
+        if run.cursors[step] != reference.cursors[step]:
+            found.append(f"cursor of step {step}")
+        if abs(run.losses[step] - reference.losses[step]) > 1e-4 * reference.losses[step]:
+            found.append(f"loss of step {step}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("e2e")
+    corpora.write_jsonl(folder / "corpus" / "a.jsonl", corpora.D60)
+    corpora.write_tokenizer(folder / "tokenizer", corpora.D60)
+    (folder / "config.toml").write_text(CONFIG.format(folder=folder, steps=STEPS))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(folder):
+    run = Run(folder, "reference", 2)
+    assert run.status == 0, run.output
+    assert sorted(run.steps) == list(range(1, STEPS + 1))
+    assert [run.cursors[step] for step in range(1, STEPS + 1)] == [{12 * step} for step in range(1, STEPS + 1)]
+    assert all(len(rows) == 12 for rows in run.steps.values())
+    return run
+
+
+def test_resuming_on_3_ranks_and_then_on_1_trains_on_the_same_samples(folder, reference):
+    on_3 = resume(folder, "on-3", reference, 4, 3, "--training.steps", "6")
+    assert on_3.status == 0, on_3.output
+    assert sorted(on_3.steps) == [5, 6]
+    assert differences(on_3, reference) == []
+    assert "resume at sample 48" in on_3.output
+
+    # 5 rows do not divide the step's 12: 15 rows are read, 3 of them padding.
+    on_1 = resume(folder, "on-1", on_3, 6, 1, "--training.local_batch_size", "5")
+    assert on_1.status == 0, on_1.output
+    assert sorted(on_1.steps) == [7, 8]
+    assert differences(on_1, reference) == []
+    assert "15 rows, 3 of them padding" in on_1.output
+
+
+def test_resuming_with_tensor_parallel_peers_and_workers_trains_on_the_same_samples(folder, reference):
+    run = resume(
+        folder, "tp-2", reference, 4, 2,
+        "--training.steps", "6", "--parallelism.tensor_parallel_degree", "2", "--training.dataloader.num_workers", "2",
+    )  # fmt: skip
+    assert run.status == 0, run.output
+    assert sorted(run.steps) == [5, 6]
+    assert differences(run, reference) == []
+
+
+def test_two_samples_swapped_between_steps_are_noticed(folder, reference):
+    run = resume(folder, "swapped", reference, 4, 2, "--training.steps", "6", PLANT_SWAP="50,62")
+    assert run.status == 0, run.output
+    assert {"samples of step 5", "samples of step 6", "loss of step 5"} <= set(differences(run, reference))
+
+
+def test_a_changed_seed_is_refused_by_name(folder, reference):
+    run = resume(folder, "seed", reference, 4, 1, "--data.seed", "1")
+    assert run.status != 0
+    assert "data.seed: 0 in the checkpoint, 1 now" in run.output
+    assert run.steps == {}
+
+
+def test_the_stock_strategy_still_trains(folder):
+    run = Run(
+        folder, "stock", 2, "--data.loading_strategy=stock", "--training.steps", "2",
+        "--training.global_batch_size", "4", train_file="torchtitan.train",
+    )  # fmt: skip
+    assert run.status == 0, run.output
+    assert "step:  2" in run.output and "Training completed" in run.output
