@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Any
 from zephon_patches.config import DataConfig, SourceConfig
 
 if TYPE_CHECKING:
-    from zephon_patches.loader.loader import build_loader
+    from zephon_patches.loader.build import build_evaluation_loader, build_loader
 
-__all__ = ["DataConfig", "SourceConfig", "build_loader"]
+__all__ = ["DataConfig", "SourceConfig", "build_evaluation_loader", "build_loader"]
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     # The loader needs torch; the settings and tools that only read them must not pay for it.
-    if name == "build_loader":
-        from zephon_patches.loader.loader import build_loader
+    if name in ("build_evaluation_loader", "build_loader"):
+        from zephon_patches.loader import build
 
-        return build_loader
+        return getattr(build, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ Worked case, G = 7, dp = 2, micro-batches of 2 rows, N = 70::
     rank 0: 70 71 | 72 -1        rank 1: 73 74 | 75 76
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +20,13 @@ from zephon_patches.errors import MappingError
 __all__ = [
     "Topology",
     "best_local_batch_size",
+    "even_steps",
     "micro_batches_per_step",
     "next_cursor",
     "numbers_of_rank",
     "padded_batch_size",
+    "part_of_rank",
+    "steps_from",
 ]
 
 
@@ -53,17 +57,36 @@ def numbers_of_rank(
     """
     check(global_batch_size, local_batch_size, topology)
     size = next_cursor(cursor, global_batch_size, end) - cursor
-    rank, dp_size = topology
-    start, stop = rank * size // dp_size, (rank + 1) * size // dp_size
-    rows = micro_batches_per_step(global_batch_size, local_batch_size, dp_size) * local_batch_size
+    start, stop = part_of_rank(size, topology)
+    rows = micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size) * local_batch_size
     numbers = np.full(rows, -1, dtype=np.int64)
     numbers[: stop - start] = np.arange(cursor + start, cursor + stop, dtype=np.int64)
     return numbers.reshape(-1, local_batch_size)  # shape: (micro-batches, rows)
 
 
+def part_of_rank(size: int, topology: Topology) -> tuple[int, int]:
+    """The half-open part of a step of ``size`` samples that a rank takes; empty only where size < dp_size."""
+    rank, dp_size = topology
+    return rank * size // dp_size, (rank + 1) * size // dp_size
+
+
 def next_cursor(cursor: int, global_batch_size: int, end: int | None = None) -> int:
     """The cursor after the step that starts at ``cursor``: the end itself where the data is finite."""
     return cursor + global_batch_size if end is None else min(cursor + global_batch_size, end)
+
+
+def steps_from(cursor: int, global_batch_size: int, end: int | None = None) -> Iterator[tuple[int, int]]:
+    """The half-open intervals of numbers of the steps from a cursor on."""
+    while end is None or cursor < end:
+        start, cursor = cursor, next_cursor(cursor, global_batch_size, end)
+        yield start, cursor
+
+
+def even_steps(num_samples: int, global_batch_size: int) -> Iterator[tuple[int, int]]:
+    """The half-open intervals of one pass over all samples, in as few steps as need be, even to within one sample."""
+    steps = -(-num_samples // global_batch_size)
+    for step in range(steps):
+        yield step * num_samples // steps, (step + 1) * num_samples // steps
 
 
 def micro_batches_per_step(global_batch_size: int, local_batch_size: int, dp_size: int) -> int:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from zephon_patches.samples.sequence import IGNORE_INDEX, fill_row
+from zephon_patches.store.history import file_changes, find_manifest
 from zephon_patches.store.reader import TokenStore
 
 __all__ = ["Item", "MicroBatchReader", "Row"]
@@ -33,7 +34,13 @@ class MicroBatchReader:
 
     def __init__(self, stores: Sequence[TokenStore], seq_len: int) -> None:
         self._stores = list(stores)
-        self._seq_len = seq_len
+        self.seq_len = seq_len
+
+    def data_changes(self, source: int, data: str) -> list[str]:
+        """What has changed in a source since its data had another fingerprint, as far as the cache still knows."""
+        store = self._stores[source]
+        before = find_manifest(store.folder.parent, data)
+        return file_changes(before, store.manifest) if before else []
 
     def read(self, rows: Sequence[Row]) -> Item:
         """Makes the tensors of one micro-batch in a fresh buffer.
@@ -42,14 +49,14 @@ class MicroBatchReader:
             ``{"input": int64 (rows, seq_len)}`` and labels of the same shape. Both are views of one buffer
             unless a label is masked: the trainer never writes to them, and it saves half of the copying.
         """
-        buffer = torch.empty((len(rows), self._seq_len + 1), dtype=torch.int64)
+        buffer = torch.empty((len(rows), self.seq_len + 1), dtype=torch.int64)
         array = buffer.numpy()
         masked = []  # (row, first label that does not count)
         for i, row in enumerate(rows):
             labels = fill_row(array[i], self._stores[row.source].tokens(row.shard), row.sample)
             if row.padding:
                 masked.append((i, 0))
-            elif labels < self._seq_len:
+            elif labels < self.seq_len:
                 masked.append((i, labels))
         inputs, targets = buffer[:, :-1], buffer[:, 1:]
         if masked:

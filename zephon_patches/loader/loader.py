@@ -1,41 +1,26 @@
 """The loader: a cursor and a topology give batches.
 
-``build_loader`` opens (or builds) the stores, lays the global order over them, and returns a ``Loader``: an
-iterable of micro-batches whose whole state is the cursor. It works with any PyTorch training loop.
+An iterable of micro-batches whose whole state is the cursor. It works with any PyTorch training loop;
+``zephon_patches.build_loader`` makes one.
 """
 
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from zephon_patches import mapping
-from zephon_patches.config import DataConfig
-from zephon_patches.errors import ConfigError, InputError, LoaderError
+from zephon_patches.errors import LoaderError
 from zephon_patches.loader.collate import Item, MicroBatchReader, Row
-from zephon_patches.loader.state import CURSOR, ORDER, check_order, describe_order, read_state
-from zephon_patches.loader.workers import WorkerPool
+from zephon_patches.loader.plan import plan_rows
+from zephon_patches.loader.state import CURSOR, ORDER, check_order, read_state
+from zephon_patches.loader.workers import Delivery, ItemReader
 from zephon_patches.mapping import Topology
-from zephon_patches.order.global_order import GlobalOrder
-from zephon_patches.order.shuffle import SourceOrder
-from zephon_patches.prepare.build import open_or_build
-from zephon_patches.prepare.shards import FileInput, Input
-from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.samples.chunking import num_samples
-from zephon_patches.store.reader import TokenStore
+from zephon_patches.order.global_order import MAX_NUMBER, GlobalOrder
 
-__all__ = ["Loader", "build_loader"]
+__all__ = ["Loader"]
 
 logger = logging.getLogger(__name__)
-
-# Numbers are located in blocks ahead of need, since numpy's cost is per call.
-_BLOCK_ROWS = 2048
-# Seconds that other ranks leave to rank 0 to start building, so that the bar is where people look.
-_PATIENCE = 3.0
 
 
 class Loader:
@@ -55,8 +40,12 @@ class Loader:
         local_batch_size: Rows of a micro-batch.
         topology: This rank's place.
         end: Number at which the data ends; None if it does not.
-        num_workers: Worker processes; 0 reads in the calling one, without any DataLoader.
-        prefetch_factor, persistent_workers, pin_memory, multiprocessing_context: As torch's DataLoader.
+        delivery: Read here, or by worker processes.
+
+    Attributes:
+        restored: Whether a state was loaded.
+        samples_delivered: Samples of the global order in the steps completed by this loader, all ranks together
+            and without padding rows; starts at 0 when the cursor is set.
     """
 
     def __init__(
@@ -69,13 +58,10 @@ class Loader:
         local_batch_size: int,
         topology: Topology,
         end: int | None,
-        num_workers: int = 0,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory: bool = False,
-        multiprocessing_context: str | None = None,
+        delivery: Delivery = Delivery(),  # noqa: B008  (frozen)
     ) -> None:
         mapping.check(global_batch_size, local_batch_size, topology)
+        self.seq_len = reader.seq_len
         self.global_batch_size = global_batch_size
         self.local_batch_size = local_batch_size
         self.topology = topology
@@ -88,22 +74,12 @@ class Loader:
         self._end = end
         self._cursor = 0
         self._delivered = 0  # micro-batches of the step that starts at the cursor
+        self._rows_in_last_step = 0
         self._iterator: object | None = None  # marks the iterator that counts
-        self._loads = 0
-        self._pin_memory = pin_memory and num_workers == 0 and torch.accelerator.is_available()
-        self._pool = (
-            WorkerPool(
-                reader,
-                lambda: self._plan(self._cursor),
-                num_workers,
-                prefetch_factor,
-                persistent_workers,
-                pin_memory,
-                multiprocessing_context,
-            )
-            if num_workers
-            else None
-        )
+        self._moves = 0  # how often the cursor was set from outside
+        self.restored = False
+        self.samples_delivered = 0
+        self._items = ItemReader(reader, delivery)
 
     @property
     def cursor(self) -> int:
@@ -115,6 +91,24 @@ class Loader:
         """Items handed out of the step that starts at the cursor; 0 between steps."""
         return self._delivered
 
+    @property
+    def rows_in_last_step(self) -> int:
+        """Rows of this rank in the last completed step, without padding rows; 0 only in a short last step."""
+        return self._rows_in_last_step
+
+    def seek(self, cursor: int) -> None:
+        """Starts at a sequence number; takes effect at the next item, as a load does.
+
+        Raises:
+            LoaderError: The number is negative or above any order's.
+        """
+        if not 0 <= cursor <= MAX_NUMBER:
+            raise LoaderError(f"cursor = {cursor:,}: expected 0 to {MAX_NUMBER:,}")
+        self._cursor = cursor
+        self._delivered = 0
+        self.samples_delivered = 0
+        self._moves += 1
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the last completed step: plain, immutable values, the same on every rank."""
         return {CURSOR: self._cursor, ORDER: self._description}
@@ -125,18 +119,16 @@ class Loader:
         Raises:
             StateError: It is no whole state, or it counts in another order of data.
         """
-        cursor, saved = read_state(state_dict)
+        cursor, saved = self.check_state(state_dict)
         present = json.loads(self._description)
-        check_order(saved, present, cursor)
-        self._cursor = cursor
-        self._delivered = 0
-        self._loads += 1
+        self.seek(cursor)
+        self.restored = True
         places = ", ".join(
             f"epoch {epoch:,}, sample {position:,} of {size:,} of source {source['name']!r}"
             for source, (epoch, position, size) in zip(present["sources"], self._order.epochs_at(cursor), strict=True)
         )
         logger.info("data: resume at sample %s (%s)", f"{cursor:,}", places)
-        before = saved.get("global_batch_size")
+        before = saved["global_batch_size"]
         if before != self.global_batch_size:
             logger.info(
                 "data: the global batch was %s samples and is %s now; the order goes on from sample %s",
@@ -145,6 +137,16 @@ class Loader:
                 f"{cursor:,}",
             )
 
+    def check_state(self, state_dict: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Checks that a state could be loaded, and loads nothing: (cursor, order).
+
+        Raises:
+            StateError: As ``load_state_dict``.
+        """
+        cursor, saved = read_state(state_dict)
+        check_order(saved, json.loads(self._description), cursor, self._reader.data_changes)
+        return cursor, saved
+
     def __iter__(self) -> Iterator[Item]:
         self._iterator = marker = object()
         self._delivered = 0
@@ -152,163 +154,36 @@ class Loader:
 
     def _iterate(self, marker: object) -> Iterator[Item]:
         while True:
-            loads = self._loads
-            items = iter(self._pool) if self._pool else map(self._read, self._plan(self._cursor))
+            self._check_last_iterator(marker)
+            moves = self._moves
+            items = self._items.items(self._plan())
             for item in items:
                 self._delivered += 1
                 if self._delivered == self.micro_batches_per_step:
-                    self._cursor = mapping.next_cursor(self._cursor, self.global_batch_size, self._end)
-                    self._delivered = 0
+                    self._complete_step()
                 yield item
-                if self._iterator is not marker:
-                    raise LoaderError(
-                        "this iterator was replaced by a later iter(loader); only the last one counts, since the "
-                        "loader has one cursor"
-                    )
-                if self._loads != loads:
+                self._check_last_iterator(marker)
+                if self._moves != moves:
                     break
             else:
                 return
             del items  # stops its workers and drops what they fetched ahead
 
-    def _read(self, rows: Sequence[Row]) -> Item:
-        inputs, labels = self._reader.read(rows)
-        if self._pin_memory:
-            return {key: value.pin_memory() for key, value in inputs.items()}, labels.pin_memory()
-        return inputs, labels
-
-    def _plan(self, cursor: int) -> Iterator[Sequence[Row]]:
-        """The rows of each micro-batch of this rank, from a cursor on."""
-        rows = self.local_batch_size * self.micro_batches_per_step
-        steps = max(1, _BLOCK_ROWS // rows)
-        while self._end is None or cursor < self._end:
-            block = []
-            for _ in range(steps):
-                if self._end is not None and cursor >= self._end:
-                    break
-                numbers = mapping.numbers_of_rank(
-                    cursor, self.global_batch_size, self.local_batch_size, self.topology, self._end
-                )
-                # A rank that has no row in the last step repeats the step's first sample.
-                first = numbers[0, 0] if numbers[0, 0] >= 0 else cursor
-                block.append((numbers, np.where(numbers >= 0, numbers, first)))
-                cursor = mapping.next_cursor(cursor, self.global_batch_size, self._end)
-            padding = np.concatenate([numbers for numbers, _ in block]) < 0  # shape: (micro-batches, rows)
-            place = self._order.locate(np.concatenate([filled for _, filled in block]).ravel())
-            flat = [
-                Row(*row)
-                for row in zip(
-                    place.source.tolist(),
-                    place.shard.tolist(),
-                    place.sample.tolist(),
-                    padding.ravel().tolist(),
-                    strict=True,
-                )
-            ]
-            for start in range(0, len(flat), self.local_batch_size):
-                yield flat[start : start + self.local_batch_size]
-
-
-def build_loader(
-    config: DataConfig,
-    tokenizer: str | Path,
-    *,
-    seq_len: int,
-    global_batch_size: int,
-    local_batch_size: int,
-    dp_rank: int = 0,
-    dp_size: int = 1,
-    num_workers: int = 0,
-    infinite: bool = True,
-    prefetch_factor: int | None = None,
-    persistent_workers: bool = False,
-    pin_memory: bool = False,
-    multiprocessing_context: str | None = None,
-    inputs: Sequence[Input] | None = None,
-) -> Loader:
-    """Builds the loader of one rank; tokenizes the sources first where that has not been done.
-
-    Args:
-        config: The data and its order.
-        tokenizer: Folder with ``tokenizer.json`` and, for BOS and EOS, ``tokenizer_config.json``.
-        seq_len: Tokens of a sample.
-        global_batch_size: Samples of an optimizer step over all ranks, at least ``dp_size``.
-        local_batch_size: Rows of a micro-batch.
-        dp_rank: Rank in the batch mesh; TP, PP and CP peers have the same.
-        dp_size: Size of the batch mesh.
-        num_workers: Worker processes that read ahead; 0 reads in the calling process.
-        infinite: Goes on with epoch after epoch; otherwise ends after one.
-        prefetch_factor, persistent_workers, pin_memory, multiprocessing_context: As torch's DataLoader; the
-            first two count only with workers.
-        inputs: Read in place of ``config.sources``.
-
-    Raises:
-        ConfigError: A setting is out of range.
-        InputError: A file, a record or the tokenizer cannot be used.
-        MappingError: There are more ranks than samples in a global batch.
-        StoreError: A store is damaged, or cannot be built here.
-    """
-    for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size)):
-        if value < 1:
-            raise ConfigError(f"{name} = {value}: expected at least 1")
-    if num_workers < 0:
-        raise ConfigError(f"num_workers = {num_workers}: expected at least 0")
-    topology = Topology(dp_rank, dp_size)
-    mapping.check(global_batch_size, local_batch_size, topology)  # before hours of tokenizing
-    if inputs is None:
-        inputs = [FileInput(source) for source in config.sources]
-    if len(inputs) != 1:
-        raise ConfigError(
-            f"data.sources: found {len(inputs)} sources, expected one; give one [[data.sources]] table whose path "
-            "is a folder or a glob over all files"
-        )
-    encoder = TextTokenizer(tokenizer)
-    patience = 0.0 if dp_rank == 0 else _PATIENCE
-    stores = [open_or_build(source, encoder, config.cache_dir, config.shard_bytes, patience) for source in inputs]
-    orders, described = [], []
-    for source, store in zip(inputs, stores, strict=True):
-        samples = num_samples(store.tokens_per_shard, seq_len)
-        if not samples.sum():
-            raise InputError(
-                f"source {source.name!r}: {store.manifest.tokens:,} tokens in {store.manifest.documents:,} documents "
-                f"({source.path}) give no sample; a sample needs two tokens in a row"
+    def _check_last_iterator(self, marker: object) -> None:
+        if self._iterator is not marker:
+            raise LoaderError(
+                "this iterator was replaced by a later iter(loader); only the last one counts, since the loader has "
+                "one cursor"
             )
-        orders.append(SourceOrder(source.name, samples, config.seed, config.shuffle_shards))
-        described.append(_describe_source(source, store, int(samples.sum())))
-    order = GlobalOrder(orders)
-    description = describe_order(
-        {
-            "packing": "concat",
-            "seed": config.seed,
-            "seq_len": seq_len,
-            "shard_bytes": config.shard_bytes,
-            "shuffle_shards": config.shuffle_shards,
-            "sources": described,
-            "tokenizer": encoder.identity,
-        },
-        global_batch_size,
-    )
-    return Loader(
-        order,
-        MicroBatchReader(stores, seq_len),
-        description,
-        global_batch_size=global_batch_size,
-        local_batch_size=local_batch_size,
-        topology=topology,
-        end=None if infinite else order.end(epochs=1),
-        num_workers=num_workers,
-        prefetch_factor=prefetch_factor if num_workers else None,
-        persistent_workers=persistent_workers and num_workers > 0,
-        pin_memory=pin_memory,
-        multiprocessing_context=multiprocessing_context if num_workers else None,
-    )
 
+    def _complete_step(self) -> None:
+        start, self._cursor = self._cursor, mapping.next_cursor(self._cursor, self.global_batch_size, self._end)
+        self._delivered = 0
+        self.samples_delivered += self._cursor - start
+        first, last = mapping.part_of_rank(self._cursor - start, self.topology)
+        self._rows_in_last_step = last - first
 
-def _describe_source(source: Input, store: TokenStore, samples: int) -> dict[str, Any]:
-    return {
-        "data": store.manifest.data_fingerprint,
-        "name": source.name,
-        "recipe": store.folder.name.partition("-")[0],
-        "samples": samples,
-        "tokens": store.manifest.tokens,
-    }
+    def _plan(self) -> Iterator[Sequence[Row]]:
+        """The rows of each micro-batch of this rank, from the cursor on; holds no reference to the loader."""
+        steps = mapping.steps_from(self._cursor, self.global_batch_size, self._end)
+        return plan_rows(self._order, steps, self.global_batch_size, self.local_batch_size, self.topology)

@@ -10,6 +10,7 @@ that are present before it asks the loader, so whatever has to be added goes ins
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from zephon_patches.errors import StateError
@@ -82,7 +83,8 @@ def read_state(state: Any) -> tuple[int, dict[str, Any]]:
     except ValueError:
         order = None
     if not isinstance(order, dict):
-        raise StateError(f"loader state: order is {str(text)[:60]!r}, expected a JSON object; it is damaged")
+        start = str(text)[:60]
+        raise StateError(f"loader state: order is {start!r}, expected a JSON object; the checkpoint is damaged")
     if order.get("format") != FORMAT:
         raise StateError(
             f"loader state: order has format {order.get('format')!r}, this version reads format {FORMAT}; resume with "
@@ -94,11 +96,25 @@ def read_state(state: Any) -> tuple[int, dict[str, Any]]:
             f"loader state: the order's content has fingerprint {fingerprint(content)}, but {order.get('fingerprint')} "
             "stands in it; it was edited or damaged"
         )
+    batch = order.get("global_batch_size")
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise StateError(f"loader state: global_batch_size in the order is {batch!r}, expected 1 or more samples")
     return cursor, order
 
 
-def check_order(saved: dict[str, Any], present: dict[str, Any], cursor: int) -> None:
+def check_order(
+    saved: dict[str, Any],
+    present: dict[str, Any],
+    cursor: int,
+    data_changes: Callable[[int, str], list[str]] = lambda source, data: [],
+) -> None:
     """Compares the order that a state counts in with the present one.
+
+    Args:
+        saved: The state's order.
+        present: The loader's.
+        cursor: The state's, for the message.
+        data_changes: Given a present source's number and its data's fingerprint of before, says which files changed.
 
     Raises:
         StateError: They differ; the message says in what, from what to what.
@@ -112,22 +128,27 @@ def check_order(saved: dict[str, Any], present: dict[str, Any], cursor: int) -> 
     ]
     # Another tokenizer or another cutting changes every source's numbers too; naming the cause is enough.
     if saved.get("tokenizer") == present["tokenizer"] and saved.get("shard_bytes") == present["shard_bytes"]:
-        lines += _source_differences(saved, present)
+        lines += _source_differences(saved, present, data_changes)
     listed = "\n  ".join(lines)
     raise StateError(f"the checkpoint at sample {cursor:,} counts in another order of data:\n  {listed}\n{_WAY_OUT}")
 
 
-def _source_differences(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
+def _source_differences(
+    saved: dict[str, Any], present: dict[str, Any], data_changes: Callable[[int, str], list[str]]
+) -> list[str]:
     before = {source["name"]: source for source in saved["sources"]}
-    now = {source["name"]: source for source in present["sources"]}
+    now = [source["name"] for source in present["sources"]]
     lines = []
-    if list(before) != list(now):
+    if list(before) != now:
         lines.append(f"sources: {', '.join(before)} in the checkpoint, {', '.join(now)} now")
-    for name in before.keys() & now.keys():
+    for number, source in enumerate(present["sources"]):
+        old = before.get(source["name"])
+        if old is None:
+            continue
         for key, label in _SOURCE_PARTS.items():
             # The number of samples follows from the tokens and seq_len.
-            if key == "samples" and saved["seq_len"] != present["seq_len"]:
-                continue
-            if before[name][key] != now[name][key]:
-                lines.append(f"source {name}: {label}: {before[name][key]} in the checkpoint, {now[name][key]} now")
+            if old[key] != source[key] and not (key == "samples" and saved["seq_len"] != present["seq_len"]):
+                lines.append(f"source {source['name']}: {label}: {old[key]} in the checkpoint, {source[key]} now")
+        if old["data"] != source["data"]:
+            lines += [f"source {source['name']}: {change}" for change in data_changes(number, old["data"])]
     return lines

@@ -1,0 +1,173 @@
+"""Builds loaders: opens the stores, or makes them first, and lays the global order over them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zephon_patches import mapping
+from zephon_patches.config import DataConfig
+from zephon_patches.errors import ConfigError, InputError
+from zephon_patches.loader.collate import MicroBatchReader
+from zephon_patches.loader.evaluation import EvaluationLoader
+from zephon_patches.loader.loader import Loader
+from zephon_patches.loader.state import describe_order
+from zephon_patches.loader.workers import Delivery
+from zephon_patches.mapping import Topology
+from zephon_patches.order.global_order import GlobalOrder
+from zephon_patches.order.shuffle import SourceOrder
+from zephon_patches.prepare.build import open_or_build
+from zephon_patches.prepare.shards import FileInput, Input
+from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.samples.chunking import num_samples
+from zephon_patches.store.reader import TokenStore
+
+__all__ = ["build_evaluation_loader", "build_loader"]
+
+# Seconds that other ranks leave to rank 0 to start building, so that the bar is where people look.
+_PATIENCE = 3.0
+
+
+def build_loader(
+    config: DataConfig,
+    tokenizer: str | Path | TextTokenizer,
+    *,
+    seq_len: int,
+    global_batch_size: int,
+    local_batch_size: int,
+    dp_rank: int = 0,
+    dp_size: int = 1,
+    num_workers: int = 0,
+    infinite: bool = True,
+    prefetch_factor: int | None = None,
+    persistent_workers: bool = False,
+    pin_memory: bool = False,
+    multiprocessing_context: str | None = None,
+    inputs: Sequence[Input] | None = None,
+) -> Loader:
+    """Builds the training loader of one rank; tokenizes the sources first where that has not been done.
+
+    Args:
+        config: The data and its order.
+        tokenizer: Folder with ``tokenizer.json`` and, for BOS and EOS, ``tokenizer_config.json``; or what it holds.
+        seq_len: Tokens of a sample.
+        global_batch_size: Samples of an optimizer step over all ranks, at least ``dp_size``.
+        local_batch_size: Rows of a micro-batch.
+        dp_rank: Rank in the batch mesh; TP, PP and CP peers have the same.
+        dp_size: Size of the batch mesh.
+        num_workers: Worker processes that read ahead; 0 reads in the calling process.
+        infinite: Goes on with epoch after epoch; otherwise ends after one.
+        prefetch_factor, persistent_workers, pin_memory, multiprocessing_context: See ``Delivery``.
+        inputs: Read in place of ``config.sources``.
+
+    Raises:
+        ConfigError: A setting is out of range.
+        InputError: A file, a record or the tokenizer cannot be used.
+        MappingError: There are more ranks than samples in a global batch.
+        StoreError: A store is damaged, or cannot be built here.
+    """
+    topology = Topology(dp_rank, dp_size)
+    mapping.check(global_batch_size, local_batch_size, topology)  # before hours of tokenizing
+    delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
+    order, reader, description = _open(config, tokenizer, seq_len, dp_rank, inputs)
+    return Loader(
+        order,
+        reader,
+        describe_order(description, global_batch_size),
+        global_batch_size=global_batch_size,
+        local_batch_size=local_batch_size,
+        topology=topology,
+        end=None if infinite else order.end(epochs=1),
+        delivery=delivery,
+    )
+
+
+def build_evaluation_loader(
+    config: DataConfig,
+    tokenizer: str | Path | TextTokenizer,
+    *,
+    seq_len: int,
+    local_batch_size: int,
+    num_batches: int | None = None,
+    dp_rank: int = 0,
+    dp_size: int = 1,
+    num_workers: int = 0,
+    prefetch_factor: int | None = None,
+    persistent_workers: bool = False,
+    pin_memory: bool = False,
+    multiprocessing_context: str | None = None,
+    inputs: Sequence[Input] | None = None,
+) -> EvaluationLoader:
+    """Builds a loader whose every pass reads the same samples, from number 0, and that holds no state.
+
+    Args:
+        local_batch_size: Rows of a batch on one rank.
+        num_batches: Batches of a pass; None reads every sample once, with as many batches on each rank.
+
+    The others, and what is raised, as ``build_loader``.
+    """
+    topology = Topology(dp_rank, dp_size)
+    mapping.check(local_batch_size * dp_size, local_batch_size, topology)
+    if num_batches is not None and num_batches < 1:
+        raise ConfigError(f"num_batches = {num_batches}: expected at least 1, or None for every sample")
+    delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
+    order, reader, _ = _open(config, tokenizer, seq_len, dp_rank, inputs)
+    return EvaluationLoader(
+        order,
+        reader,
+        local_batch_size=local_batch_size,
+        topology=topology,
+        num_batches=num_batches,
+        delivery=delivery,
+    )
+
+
+def _open(
+    config: DataConfig,
+    tokenizer: str | Path | TextTokenizer,
+    seq_len: int,
+    dp_rank: int,
+    inputs: Sequence[Input] | None,
+) -> tuple[GlobalOrder, MicroBatchReader, dict[str, Any]]:
+    """The order, a reader of its rows, and the order's description."""
+    if seq_len < 1:
+        raise ConfigError(f"seq_len = {seq_len}: expected at least 1")
+    if inputs is None:
+        inputs = [FileInput(source) for source in config.sources]
+    if len(inputs) != 1:
+        raise ConfigError(
+            f"data.sources: found {len(inputs)} sources, expected one; give one [[data.sources]] table whose path "
+            "is a folder or a glob over all files"
+        )
+    encoder = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer)
+    patience = 0.0 if dp_rank == 0 else _PATIENCE
+    stores = [open_or_build(source, encoder, config.cache_dir, config.shard_bytes, patience) for source in inputs]
+    orders, described = [], []
+    for source, store in zip(inputs, stores, strict=True):
+        samples = num_samples(store.tokens_per_shard, seq_len)
+        if not samples.sum():
+            raise InputError(
+                f"source {source.name!r}: {store.manifest.tokens:,} tokens in {store.manifest.documents:,} documents "
+                f"({source.path}) give no sample; a sample needs two tokens in a row"
+            )
+        orders.append(SourceOrder(source.name, samples, config.seed, config.shuffle_shards))
+        described.append(_describe_source(source, store, int(samples.sum())))
+    description = {
+        "packing": "concat",
+        "seed": config.seed,
+        "seq_len": seq_len,
+        "shard_bytes": config.shard_bytes,
+        "shuffle_shards": config.shuffle_shards,
+        "sources": described,
+        "tokenizer": encoder.identity,
+    }
+    return GlobalOrder(orders), MicroBatchReader(stores, seq_len), description
+
+
+def _describe_source(source: Input, store: TokenStore, samples: int) -> dict[str, Any]:
+    return {
+        "data": store.manifest.data_fingerprint,
+        "name": source.name,
+        "recipe": store.folder.name.partition("-")[0],
+        "samples": samples,
+        "tokens": store.manifest.tokens,
+    }

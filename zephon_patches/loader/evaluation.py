@@ -1,0 +1,59 @@
+"""A loader for validation: every pass reads the same samples, from number 0; it holds no state.
+
+Either a number of batches, or every sample of one epoch once. In the second case the samples are dealt evenly:
+101 samples on 4 ranks with batches of 2 make ceil(101 / 8) = 13 batches of 7 or 8 samples, the same number on
+every rank, so no rank waits for one that has run out; missing rows are padding. Even batches also keep a mean of
+batch means close to the mean over all samples, whatever the number of ranks.
+"""
+
+from collections.abc import Iterator
+
+from zephon_patches.loader.collate import Item, MicroBatchReader
+from zephon_patches.loader.plan import plan_rows
+from zephon_patches.loader.workers import Delivery, ItemReader
+from zephon_patches.mapping import Topology, even_steps, steps_from
+from zephon_patches.order.global_order import GlobalOrder
+
+__all__ = ["EvaluationLoader"]
+
+
+class EvaluationLoader:
+    """An iterable of batches; each ``iter()`` starts at sample 0.
+
+    Args:
+        order: The global order.
+        reader: Reads the rows.
+        local_batch_size: Rows of a batch on one rank.
+        topology: This rank's place.
+        num_batches: Batches of a pass, over as many epochs as they need; None for one whole epoch.
+        delivery: Read here, or by worker processes.
+    """
+
+    def __init__(
+        self,
+        order: GlobalOrder,
+        reader: MicroBatchReader,
+        *,
+        local_batch_size: int,
+        topology: Topology,
+        num_batches: int | None,
+        delivery: Delivery = Delivery(),  # noqa: B008  (frozen)
+    ) -> None:
+        self._order = order
+        self._batch_size = local_batch_size * topology.dp_size
+        self._local_batch_size = local_batch_size
+        self._topology = topology
+        self._samples = order.end(epochs=1)
+        self._num_batches = num_batches
+        self._items = ItemReader(reader, delivery)
+
+    def __len__(self) -> int:
+        return -(-self._samples // self._batch_size) if self._num_batches is None else self._num_batches
+
+    def __iter__(self) -> Iterator[Item]:
+        if self._num_batches is None:
+            steps = even_steps(self._samples, self._batch_size)
+        else:
+            steps = steps_from(0, self._batch_size, self._num_batches * self._batch_size)
+        plan = plan_rows(self._order, steps, self._batch_size, self._local_batch_size, self._topology)
+        return self._items.items(plan)

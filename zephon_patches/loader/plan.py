@@ -1,0 +1,54 @@
+"""The rows that one rank reads: numbers of each step, found in the global order.
+
+Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import numpy as np
+
+from zephon_patches import mapping
+from zephon_patches.loader.collate import Row
+from zephon_patches.mapping import Topology
+from zephon_patches.order.global_order import GlobalOrder
+
+__all__ = ["plan_rows"]
+
+_BLOCK_ROWS = 2048
+
+
+def plan_rows(
+    order: GlobalOrder,
+    steps: Iterable[tuple[int, int]],
+    global_batch_size: int,
+    local_batch_size: int,
+    topology: Topology,
+) -> Iterator[list[Row]]:
+    """Yields the rows of each micro-batch of one rank.
+
+    Args:
+        order: Finds the numbers.
+        steps: Half-open intervals of numbers, none empty or larger than ``global_batch_size``.
+        global_batch_size: Fixes the number of micro-batches of a step.
+        local_batch_size: Rows of a micro-batch.
+        topology: The rank.
+    """
+    steps = iter(steps)
+    rows = local_batch_size * mapping.micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size)
+    while block := list(islice(steps, max(1, _BLOCK_ROWS // rows))):
+        numbers = np.concatenate(
+            [
+                mapping.numbers_of_rank(start, global_batch_size, local_batch_size, topology, stop).reshape(1, rows)
+                for start, stop in block
+            ]
+        )  # shape: (steps, rows of the rank)
+        padding = numbers < 0
+        # A padding row repeats the rank's first row; a rank that has none in a short step, the step's first.
+        first = np.where(padding[:, 0], [start for start, _ in block], numbers[:, 0])
+        place = order.locate(np.where(padding, first[:, None], numbers).ravel())
+        found = zip(
+            place.source.tolist(), place.shard.tolist(), place.sample.tolist(), padding.ravel().tolist(), strict=True
+        )
+        while micro_batch := [Row(*row) for row in islice(found, local_batch_size)]:
+            yield micro_batch
