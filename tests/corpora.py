@@ -6,28 +6,74 @@ document and its place in it: skips, repeats, shifts and leaks all show, without
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from zephon_patches import DataConfig, SourceConfig
+
 EOS = "<eos>"
 
-# Lengths in tokens without EOS. At seq_len 8, with EOS: 330 samples, 83 samples, and exactly 48 samples.
+# Lengths in tokens without EOS. At seq_len 8, with EOS, in one shard: 330 samples, 83 samples, and exactly 48 samples.
 D240 = [3 + 7 * i % 15 for i in range(240)]
 D60 = [3 + 7 * i % 15 for i in range(60)]
 E48 = [7] * 47 + [8]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Numbered documents on disk, their tokenizer, and a place for their store."""
+
+    folder: Path
+    lengths: Sequence[int]
+    eos: bool
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / "tokenizer"
+
+    @property
+    def texts(self) -> Path:
+        return self.folder / "texts"
+
+    @property
+    def documents(self) -> list[list[int]]:
+        """The token ids of each document."""
+        return documents(self.lengths, self.eos)
+
+    @property
+    def line_bytes(self) -> list[int]:
+        """The size of each document's line."""
+        return [len(line(i, length)) for i, length in enumerate(self.lengths)]
+
+    def config(self, **settings) -> DataConfig:
+        source = SourceConfig(name=settings.pop("name", "web"), path=str(self.texts))
+        return DataConfig(sources=[source], cache_dir=str(self.folder / "cache"), **settings)
+
+
+def make_corpus(folder: Path, lengths: Sequence[int], eos: bool = True, files: int = 1) -> Corpus:
+    """Writes the documents, as evenly as possible over some files, and their tokenizer."""
+    corpus = Corpus(folder, lengths, eos)
+    for number in range(files):
+        first, stop = number * len(lengths) // files, (number + 1) * len(lengths) // files
+        write_jsonl(corpus.texts / f"{number:02d}.jsonl", lengths[first:stop], first)
+    write_tokenizer(corpus.tokenizer, lengths, eos)
+    return corpus
 
 
 def words(document: int, length: int) -> list[str]:
     return [f"{document}_{place}" for place in range(length)]
 
 
+def line(document: int, length: int) -> str:
+    return json.dumps({"text": " ".join(words(document, length))}) + "\n"
+
+
 def write_jsonl(path: Path, lengths: Sequence[int], first: int = 0) -> Path:
     """Writes numbered documents, one a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        for i, length in enumerate(lengths, start=first):
-            file.write(json.dumps({"text": " ".join(words(i, length))}) + "\n")
+    path.write_text("".join(line(i, length) for i, length in enumerate(lengths, start=first)))
     return path
 
 
@@ -46,14 +92,17 @@ def write_tokenizer(folder: Path, lengths: Sequence[int], eos: bool = True, firs
     return folder
 
 
-def stream(lengths: Sequence[int], eos: bool = True) -> list[int]:
-    """The token ids of the documents, one after the other, as ``write_tokenizer`` numbers them."""
+def documents(lengths: Sequence[int], eos: bool = True) -> list[list[int]]:
+    """The token ids of each document, as ``write_tokenizer`` numbers them."""
     eos_id = sum(lengths) + 1
-    ids: list[int] = []
+    found: list[list[int]] = []
     first = 0
     for length in lengths:
-        ids.extend(range(first, first + length))
+        found.append([*range(first, first + length), *([eos_id] if eos else [])])
         first += length
-        if eos:
-            ids.append(eos_id)
-    return ids
+    return found
+
+
+def stream(lengths: Sequence[int], eos: bool = True) -> list[int]:
+    """The token ids of the documents, one after the other."""
+    return [token for ids in documents(lengths, eos) for token in ids]

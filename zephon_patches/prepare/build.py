@@ -16,7 +16,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import filelock
 import numpy as np
 from tqdm import tqdm
 
-from zephon_patches.errors import InputError, StoreError
+from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.keys import canonical_json, fingerprint
 from zephon_patches.prepare.shards import Input, Piece, shard_bytes_for
 from zephon_patches.prepare.tokenizers import TextTokenizer
@@ -43,7 +44,7 @@ PLAN, UNITS, PROGRESS, LOCK = "plan.json", "units", "progress.json", "build.lock
 
 # Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
-_POLL_SECONDS, _REPORT_SECONDS = 0.2, 10.0
+_POLL_SECONDS, _PROGRESS_SECONDS, _REPORT_SECONDS = 0.2, 1.0, 10.0
 
 
 def open_or_build(
@@ -59,9 +60,11 @@ def open_or_build(
         patience: Seconds to leave the building to another process before trying to be the builder.
 
     Raises:
+        ConfigError: The stores would lie in the source's folder.
         InputError: The input is missing, or a record of it cannot be read.
         StoreError: A finished store is damaged, or its input was edited since.
     """
+    _check_apart(source, Path(cache_dir))
     recipe = {"format": FORMAT, "shard_bytes": shard_bytes, "tokenizer": tokenizer.identity, **source.recipe()}
     parent = Path(cache_dir) / source.name
     if source.has_files and not source.files:
@@ -75,6 +78,19 @@ def open_or_build(
     if not builder.is_finished():
         _build_or_wait(builder)
     return TokenStore(folder)
+
+
+def _check_apart(source: Input, cache_dir: Path) -> None:
+    """A store in its source's folder would be taken for input at the next start."""
+    root, cache = Path(source.path).resolve(), cache_dir.resolve()
+    if not (source.has_files and root.is_dir() and cache.is_relative_to(root)):
+        return
+    # Names that are skipped when a folder is searched are harmless.
+    if not any(part.startswith((".", "_")) for part in cache.relative_to(root).parts):
+        raise ConfigError(
+            f"data.cache_dir {cache_dir} lies in the folder of source {source.name!r}, {source.path}, so its files "
+            "would be read as texts; set one of them to another folder"
+        )
 
 
 def _only_store(source: Input, parent: Path, recipe_key: str) -> Path:
@@ -105,6 +121,7 @@ def _build_or_wait(builder: "_Builder") -> None:
                 with lock.acquire(timeout=0):
                     if not builder.is_finished():  # another may have finished between the two looks
                         builder.build()
+                return
             except filelock.Timeout:
                 if time.monotonic() - reported >= _REPORT_SECONDS:
                     logger.info("source %r: waiting for its store, %s", builder.source.name, _progress_of(folder))
@@ -127,8 +144,8 @@ def _progress_of(folder: Path) -> str:
             f"built by process {progress['pid']} on {progress['host']}: unit {progress['unit'] + 1:,} of "
             f"{progress['units']:,}, {progress['documents']:,} documents, {progress['tokens']:,} tokens"
         )
-    except (OSError, ValueError, KeyError):
-        return "whose builder is about to start"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "whose builder has not said yet how far it is"
 
 
 class _Builder:
@@ -146,7 +163,7 @@ class _Builder:
 
     def is_closed(self) -> bool:
         """Whether the store has its manifest."""
-        return (self.folder / MANIFEST).exists()
+        return os.path.exists(self.folder / MANIFEST)  # a folder that may not be entered is no store of ours
 
     def is_finished(self) -> bool:
         """Whether the store is closed and its input is what it was built from, going by the files' times."""
@@ -163,13 +180,12 @@ class _Builder:
         started = time.monotonic()
         self._remove_leftovers()
         units = self._plan()
-        progress = _Progress(self.source, self.folder, len(units))
+        sizes = [sum(self.source.num_bytes(piece) for piece in unit) for unit in units]
         records: list[ShardRecord] = []
-        for number, unit in enumerate(units):
-            progress.unit = number
-            for record in self._unit(number, unit, progress):
-                records.append(record)
-        progress.close()
+        with closing(_Progress(self.source.name, self.folder, sizes)) as progress:
+            for number, unit in enumerate(units):
+                records.extend(self._unit(number, unit, progress))
+                progress.end_unit()
         manifest = Manifest(self._recipe, self._dtype.str, self.source.files, records)
         write_atomic(self.folder / MANIFEST, manifest.to_json())
         shutil.rmtree(self.folder / UNITS, ignore_errors=True)
@@ -188,6 +204,7 @@ class _Builder:
         """The units: those of the plan that is there, or new ones."""
         path = self.folder / PLAN
         files = [asdict(file) for file in self.source.files]
+        (self.folder / UNITS).mkdir(exist_ok=True)
         try:
             plan = json.loads(path.read_bytes())
             if plan["files"] == files:
@@ -195,25 +212,26 @@ class _Builder:
             logger.info("source %r: its files changed since the build began, which starts anew", self.source.name)
         except FileNotFoundError:
             pass
-        shutil.rmtree(self.folder / UNITS, ignore_errors=True)
+        except (ValueError, KeyError, TypeError):
+            logger.warning("source %r: %s is damaged; the build starts anew", self.source.name, path)
         units = self.source.units(self._shard_bytes)
+        # The records before the shards, so that none ever stands for a shard that is gone.
+        for old in [*(self.folder / UNITS).iterdir(), *self.folder.glob("[0-9]*-*.*")]:
+            old.unlink()
         content = {"files": files, "units": [[[p.file, p.start, p.stop] for p in unit] for unit in units]}
         write_atomic(path, (canonical_json(content) + "\n").encode("ascii"))
-        (self.folder / UNITS).mkdir(exist_ok=True)
         return units
 
     def _unit(self, number: int, unit: list[InputRange], progress: "_Progress") -> Iterator[ShardRecord]:
         """The shards of a unit: those that are finished, then the rest."""
-        part, skip, finished = 0, 0, False
-        while (path := self._record_path(number, part)).exists():
-            content = json.loads(path.read_bytes())
-            finished = content.pop("last")
-            record = shard_record(content)
+        part, skip = 0, 0
+        while (done := self._finished_shard(number, part)) is not None:
+            record, last = done
             progress.skip(record)
             yield record
             part, skip = part + 1, skip + sum(piece.records for piece in record.ranges)
-        if finished:
-            return
+            if last:
+                return
         for piece in self.source.pieces(unit, self._shard_bytes, skip):
             record = self._shard(f"{number:06d}-{part:03d}", piece, progress)
             content = {**asdict(record), "last": piece.last}
@@ -221,15 +239,26 @@ class _Builder:
             yield record
             part += 1
 
+    def _finished_shard(self, number: int, part: int) -> tuple[ShardRecord, bool] | None:
+        """A shard that was finished before, and whether it is its unit's last."""
+        try:
+            content = json.loads(self._record_path(number, part).read_bytes())
+            last = content.pop("last")
+            record = shard_record(content)
+            size = (self.folder / f"{record.name}.bin").stat().st_size
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # lost or damaged is as good as not there
+        return (record, last) if size == record.tokens * self._dtype.itemsize else None
+
     def _shard(self, name: str, piece: Piece, progress: "_Progress") -> ShardRecord:
         with ShardWriter(self.folder, name, self._dtype) as writer:
             for origins, texts in _batches(piece):
-                tokens, lengths = self._encode(texts, origins)
+                tokens, lengths = self._encode(texts, origins, piece)
                 writer.add(tokens, lengths, origins)
                 progress.add(texts, len(tokens))
             return writer.finish(piece.ranges)
 
-    def _encode(self, texts: list[str], origins: list[tuple[int, int]]) -> tuple[np.ndarray, list[int]]:
+    def _encode(self, texts: list[str], origins: list[tuple[int, int]], piece: Piece) -> tuple[np.ndarray, list[int]]:
         try:
             return self._tokenizer.encode_batch(texts)
         except Exception as error:
@@ -238,10 +267,8 @@ class _Builder:
                 try:
                     self._tokenizer.encode_batch([text])
                 except Exception as single:
-                    where = self.source.files[file].name if file >= 0 else "the data set"
                     raise InputError(
-                        f"source {self.source.name!r}, {where}: record {record + 1:,} of its range cannot be "
-                        f"tokenized ({single}); the text starts {text[:60]!r}"
+                        f"{piece.place(file, record)}: cannot be tokenized ({single}); the text starts {text[:60]!r}"
                     ) from single
             raise InputError(f"source {self.source.name!r}: the tokenizer failed ({error})") from error
 
@@ -294,22 +321,27 @@ def _batches(piece: Piece) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
 
 
 class _Progress:
-    """Says how far a build is: a bar on a terminal, log lines elsewhere, and a file for those who wait."""
+    """Says how far a build is: a bar on a terminal, log lines elsewhere, and a file for those who wait.
 
-    def __init__(self, source: Input, folder: Path, units: int) -> None:
-        self.unit = 0
-        self._source = source
+    How far is counted in bytes of input. Inside a unit only its texts can be measured, and they may be shorter
+    than the input (JSON) or longer (parquet is compressed): the units finished so far tell by how much.
+    """
+
+    def __init__(self, name: str, folder: Path, sizes: Sequence[int]) -> None:
+        self._name = name
         self._path = folder / PROGRESS
-        self._units = units
-        self._documents = 0
-        self._tokens = 0
-        self._bytes = 0
+        self._sizes = sizes  # bytes of each unit
+        self._total = sum(sizes)
+        self._unit = 0
+        self._documents = self._tokens = 0
+        self._new_tokens = 0  # of this run; the others were finished before
+        self._position = self._new_bytes = 0  # of finished units
+        self._texts = self._texts_in_unit = 0
         self._started = time.monotonic()
-        self._written = self._logged = 0.0
-        self._total = sum(file.bytes for file in source.files) or None
+        self._written = self._logged = float("-inf")
         self._bar = tqdm(
-            desc=f"tokenize {source.name}",
-            total=self._total,
+            desc=f"tokenize {name}",
+            total=self._total or None,
             unit="B",
             unit_scale=True,
             disable=not sys.stderr.isatty(),
@@ -318,39 +350,58 @@ class _Progress:
         self._write()
 
     def skip(self, record: ShardRecord) -> None:
+        """A shard that was finished before."""
         self._documents += record.documents
-        self._bytes += sum(self._source.num_bytes(piece) for piece in record.ranges)
-        self._bar.update(self._bytes - self._bar.n)
+        self._tokens += record.tokens
 
     def add(self, texts: list[str], tokens: int) -> None:
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        """Documents that are tokenized."""
         self._documents += len(texts)
         self._tokens += tokens
-        self._bytes += size
-        self._bar.update(size)
+        self._new_tokens += tokens
+        self._texts_in_unit += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        self._bar.update(self._position + self._inside() - self._bar.n)
         now = time.monotonic()
-        if now - self._written >= 1.0:
+        if now - self._written >= _PROGRESS_SECONDS:
             self._write()
-            rate = self._tokens / (now - self._started)
+            rate = self._new_tokens / max(now - self._started, 1e-9)
             self._bar.set_postfix_str(f"{self._documents:,} documents, {self._tokens:,} tokens, {rate:,.0f} tokens/s")
             if self._bar.disable and now - self._logged >= _REPORT_SECONDS:
                 self._logged = now
                 self._log(rate, now)
 
+    def end_unit(self) -> None:
+        size = self._sizes[self._unit]
+        self._unit += 1
+        self._position += size
+        if self._texts_in_unit:
+            self._new_bytes += size
+            self._texts += self._texts_in_unit
+            self._texts_in_unit = 0
+            self._bar.update(self._position - self._bar.n)
+        elif not self._bar.disable:  # finished before: it says nothing about the speed
+            self._bar.initial += size
+            self._bar.n += size
+
     def close(self) -> None:
         self._bar.close()
 
+    def _inside(self) -> int:
+        """Bytes of the present unit that are done, estimated."""
+        ratio = self._new_bytes / self._texts if self._texts else 1.0
+        return min(int(self._texts_in_unit * ratio), self._sizes[self._unit])
+
     def _log(self, rate: float, now: float) -> None:
         left = ""
-        if self._total and self._bytes:
-            # Encoded JSON is larger than its texts, so this errs on the long side.
-            seconds = (now - self._started) * max(self._total - self._bytes, 0) / self._bytes
+        done = self._new_bytes + self._inside()
+        if self._total and done:
+            seconds = (now - self._started) * (self._total - self._position - self._inside()) / done
             left = f", about {seconds:,.0f} s left"
         logger.info(
             "source %r: tokenizing, unit %s of %s, %s documents, %s tokens, %s tokens/s%s",
-            self._source.name,
-            f"{self.unit + 1:,}",
-            f"{self._units:,}",
+            self._name,
+            f"{self._unit + 1:,}",
+            f"{len(self._sizes):,}",
             f"{self._documents:,}",
             f"{self._tokens:,}",
             f"{rate:,.0f}",
@@ -362,12 +413,11 @@ class _Progress:
         content = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "unit": self.unit,
-            "units": self._units,
+            "unit": self._unit,
+            "units": len(self._sizes),
             "documents": self._documents,
             "tokens": self._tokens,
         }
         temporary = self._path.with_name(f".{PROGRESS}.{os.getpid()}{TEMPORARY_SUFFIX}")
         temporary.write_text(json.dumps(content))
         os.replace(temporary, self._path)
-

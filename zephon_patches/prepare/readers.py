@@ -37,6 +37,9 @@ class Format(Protocol):
             InputError: A record cannot be read; the message names file and record.
         """
 
+    def place(self, path: Path, start: int, record: int) -> str:
+        """Where a record of the range from ``start`` on is, for messages; both count from 0, the answer from 1."""
+
 
 class JsonLines:
     """``.jsonl``: one JSON object a line, lines end in LF (CRLF and a byte order mark are accepted)."""
@@ -82,12 +85,22 @@ class JsonLines:
             return None
         try:
             record = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
+        except orjson.JSONDecodeError:
             raise InputError(
-                f"{_line_place(path, start, line_in_range)}: not a JSON record ({error}); the line starts "
-                f"{_excerpt(line)}; correct or remove the line"
+                f"{self.place(path, start, line_in_range)}: not a JSON record ({_reason(line)}); the line "
+                f"starts {_excerpt(line)}; correct or remove the line"
             ) from None
-        return _text_of_record(record, text_field, lambda: _line_place(path, start, line_in_range))
+        return _text_of_record(record, text_field, lambda: self.place(path, start, line_in_range))
+
+    def place(self, path: Path, start: int, record: int) -> str:
+        # The lines before the range are counted only now that they are needed.
+        line = record + 1
+        with open(path, "rb") as file:
+            left = start
+            while left and (block := file.read(min(_BLOCK, left))):
+                line += block.count(b"\n")
+                left -= len(block)
+        return f"{path}, line {line:,}"
 
 
 class PlainText:
@@ -107,6 +120,9 @@ class PlainText:
             yield path.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: byte {error.start:,} is not UTF-8 ({error.reason}); convert the file") from None
+
+    def place(self, path: Path, start: int, record: int) -> str:
+        return str(path)
 
 
 class Parquet:
@@ -131,22 +147,39 @@ class Parquet:
         return min(first for first, _ in spans), max(last for _, last in spans)
 
     def texts(self, path: Path, start: int, stop: int, text_field: str) -> Iterator[str | None]:
+        import pyarrow
+
         file = self._open(path)
         columns = file.schema_arrow.names
         if text_field not in columns:
             raise InputError(
-                f"{path}: no column {text_field!r}; its columns are {', '.join(columns)}; set text_field of the source"
+                f"{path}: no column {text_field!r}; its columns are {', '.join(map(repr, columns)) or 'none'}; set "
+                "text_field of the source"
             )
-        first_row = sum(file.metadata.row_group(group).num_rows for group in range(start))
-        row = first_row
-        for batch in file.iter_batches(batch_size=1024, row_groups=list(range(start, stop)), columns=[text_field]):
-            for text in batch.column(0).to_pylist():
+        record = 0
+        batches = file.iter_batches(batch_size=1024, row_groups=list(range(start, stop)), columns=[text_field])
+        while True:
+            try:
+                batch = next(batches, None)
+                texts = [] if batch is None else batch.column(0).to_pylist()
+            except (pyarrow.ArrowException, OSError, ValueError) as error:
+                raise InputError(
+                    f"{self.place(path, start, record)} or soon after: cannot be read as parquet ({error})"
+                ) from None
+            if batch is None:
+                return
+            for text in texts:
                 if not isinstance(text, str):
                     raise InputError(
-                        f"{path}, row {row + 1:,}: column {text_field!r} holds {_kind(text)}, expected a text"
+                        f"{self.place(path, start, record)}: column {text_field!r} holds {_kind(text)}, expected a text"
                     )
                 yield text
-                row += 1
+                record += 1
+
+    def place(self, path: Path, start: int, record: int) -> str:
+        metadata = self._open(path).metadata
+        row = sum(metadata.row_group(group).num_rows for group in range(start)) + record
+        return f"{path}, row {row + 1:,}"
 
     @staticmethod
     def _open(path: Path) -> Any:
@@ -168,7 +201,7 @@ class Parquet:
                 start = min(start, column.dictionary_page_offset)
             starts.append(start)
             stops.append(start + column.total_compressed_size)
-        return min(starts), max(stops)
+        return min(starts, default=0), max(stops, default=0)  # a table may have rows and no columns
 
 
 FORMATS: dict[str, Format] = {".jsonl": JsonLines(), ".parquet": Parquet(), ".txt": PlainText()}
@@ -206,21 +239,23 @@ def _text_of_record(record: object, text_field: str, place: Callable[[], str]) -
 def _kind(value: object) -> str:
     if value is None:
         return "null"
-    names = {str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
+    numbers = dict.fromkeys((int, float), "a number")
+    names = {str: "a text", bool: "true or false", list: "a list", dict: "an object", **numbers}
     return names.get(type(value), type(value).__name__)
 
 
-def _line_place(path: Path, start: int, line_in_range: int) -> str:
-    """File and line number. The lines before the range are counted only now that they are needed."""
-    line = line_in_range + 1
-    with open(path, "rb") as file:
-        left = start
-        while left and (block := file.read(min(_BLOCK, left))):
-            line += block.count(b"\n")
-            left -= len(block)
-    return f"{path}, line {line:,}"
+def _reason(line: bytes) -> str:
+    """Why a line is no JSON. The parser's own text says "line 1" of every line, and of bad bytes not which."""
+    try:
+        line.decode("utf-8")
+        orjson.loads(line.rstrip())  # with its end, a line that was cut off is blamed for that
+    except UnicodeDecodeError as error:
+        return f"byte {error.start + 1:,} of the line is not UTF-8: {error.reason}"
+    except orjson.JSONDecodeError as error:
+        return f"{error.msg}, at column {error.colno:,}"
+    return "it ends in a character that JSON does not allow there"
 
 
 def _excerpt(line: bytes) -> str:
-    shown = line[:60].decode("utf-8", "backslashreplace").rstrip("\r\n")
+    shown = line[:60].decode("utf-8", "replace").rstrip("\r\n")
     return repr(shown) + ("..." if len(line) > 60 else "")

@@ -13,6 +13,7 @@ Worked case, ``shard_bytes`` = 100, lines of 40 bytes, files a (60 bytes: lines 
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +48,9 @@ class Piece(Protocol):
     def last(self) -> bool:
         """Whether the unit ends with this piece."""
 
+    def place(self, file: int, record: int) -> str:
+        """Where a document is, given as ``__iter__`` gives it, for messages."""
+
 
 class Input(Protocol):
     """What a source reads."""
@@ -67,7 +71,7 @@ class Input(Protocol):
         """The shards of a unit, from record ``skip_records`` of it on."""
 
     def num_bytes(self, piece: InputRange) -> int:
-        """Bytes of a range, for telling how far a build is."""
+        """Bytes of a range of a unit, for telling how far a build is."""
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         """The name of a file whose bytes are no longer those that were hashed, or None."""
@@ -81,7 +85,8 @@ class FileInput:
             '.' or '_') or a glob.
 
     Raises:
-        InputError: A file has a suffix that is not read. No file at all is no error here: ``files`` is empty.
+        InputError: A file has a suffix that is not read, or cannot be looked at. No file at all is no error
+            here: ``files`` is empty.
     """
 
     def __init__(self, source: SourceConfig) -> None:
@@ -89,14 +94,9 @@ class FileInput:
         self.path = source.path
         self.has_files = True
         self._text_field = source.text_field
-        self._root, paths = _find(source.path)
-        # The order of files is that of their names' bytes, whatever the file system lists first.
-        paths.sort(key=lambda path: os.fsencode(path.relative_to(self._root).as_posix()))
-        self.files = []
-        for path in paths:
-            format_of(path)
-            status = path.stat()
-            self.files.append(FileRecord(path.relative_to(self._root).as_posix(), status.st_size, status.st_mtime_ns))
+        self._root, self.files = _list(source.path)
+        for file in self.files:
+            format_of(self._root / file.name)
 
     def recipe(self) -> dict[str, Any]:
         return {"text_field": self._text_field}
@@ -115,31 +115,31 @@ class FileInput:
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
             if self._hash(piece) != piece.content:
-                return str(self._root / self.files[piece.file].name)
+                return str(self._path(piece))
         return None
 
+    def _path(self, piece: InputRange) -> Path:
+        return self._root / self.files[piece.file].name
+
     def _bytes_of(self, piece: InputRange) -> tuple[int, int]:
-        path = self._root / self.files[piece.file].name
-        return format_of(path).bytes_of(path, piece.start, piece.stop)
+        path = self._path(piece)
+        with _reading(path):
+            return format_of(path).bytes_of(path, piece.start, piece.stop)
 
     def _hash(self, piece: InputRange) -> str:
-        return hash_range(self._root / self.files[piece.file].name, *self._bytes_of(piece))
+        return hash_range(self._path(piece), *self._bytes_of(piece))
 
     def _read(self, piece: InputRange) -> Iterator[str | None]:
-        file = self.files[piece.file]
-        path = self._root / file.name
-        self._check_unchanged(path, file)
-        yield from format_of(path).texts(path, piece.start, piece.stop, self._text_field)
-        self._check_unchanged(path, file)
+        path = self._path(piece)
+        _check_unchanged(self._root, self.files[piece.file])
+        with _reading(path):
+            yield from format_of(path).texts(path, piece.start, piece.stop, self._text_field)
 
-    @staticmethod
-    def _check_unchanged(path: Path, file: FileRecord) -> None:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise InputError(f"{path}: gone while its source was tokenized ({error.strerror})") from None
-        if (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns):
-            raise InputError(f"{path}: changed while its source was tokenized; start again when the file is complete")
+    def _close(self, piece: InputRange, records: int) -> InputRange:
+        closed = replace(piece, records=records, content=self._hash(piece))
+        # Last, since hashing reads the bytes a second time: both times they were those of the plan.
+        _check_unchanged(self._root, self.files[piece.file])
+        return closed
 
 
 class _FilePiece:
@@ -156,7 +156,13 @@ class _FilePiece:
             for record, text in enumerate(self._source._read(piece)):
                 if text is not None:
                     yield (piece.file, record), text
-            self.ranges.append(replace(piece, records=record + 1, content=self._source._hash(piece)))
+            self.ranges.append(self._source._close(piece, record + 1))
+
+    def place(self, file: int, record: int) -> str:
+        piece = next(piece for piece in self._unit if piece.file == file)  # a unit has one range of a file
+        path = self._source._path(piece)
+        with _reading(path):
+            return format_of(path).place(path, piece.start, record)
 
 
 class RecordInput:
@@ -186,12 +192,7 @@ class RecordInput:
         self._identity = identity
         self._records = records
         self._process = process
-        self._root, paths = _find(str(folder)) if folder else (Path(), [])
-        paths.sort(key=lambda path: os.fsencode(path.relative_to(self._root).as_posix()))
-        self.files = [
-            FileRecord(path.relative_to(self._root).as_posix(), path.stat().st_size, path.stat().st_mtime_ns)
-            for path in paths
-        ]
+        self._root, self.files = _list(str(folder)) if folder else (Path(), [])
 
     def recipe(self) -> dict[str, Any]:
         return self._identity
@@ -200,7 +201,7 @@ class RecordInput:
         return [[InputRange(file=-1, start=0, stop=0)]]
 
     def pieces(self, unit: Sequence[InputRange], shard_bytes: int, skip_records: int) -> Iterator[Piece]:
-        records = enumerate(self._records())
+        records = self._numbered()
         for _ in range(skip_records):
             next(records, None)
         first = skip_records
@@ -212,7 +213,7 @@ class RecordInput:
             first = piece.stop
 
     def num_bytes(self, piece: InputRange) -> int:
-        return 0
+        return sum(file.bytes for file in self.files)  # the one unit reads them all
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
@@ -225,18 +226,37 @@ class RecordInput:
 
     def _file_ranges(self) -> list[InputRange]:
         """Ranges without records, which carry the hashes of the local files."""
-        return [InputRange(i, 0, file.bytes, 0, self._hash_file(i)) for i, file in enumerate(self.files)]
+        ranges = [InputRange(i, 0, file.bytes, 0, self._hash_file(i)) for i, file in enumerate(self.files)]
+        for file in self.files:
+            _check_unchanged(self._root, file)
+        return ranges
+
+    def _numbered(self) -> Iterator[tuple[int, Any]]:
+        number = 0
+        try:
+            for number, record in enumerate(self._records()):
+                yield number, record
+                number += 1  # where the next one fails
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{self._place(number)}: cannot be read ({error!r})") from error
+
+    def _place(self, number: int) -> str:
+        return f"source {self.name!r}, record {number:,} (counted from 0)"
 
     def _texts(self, number: int, record: Any) -> list[str]:
         try:
             result = self._process(record)
         except Exception as error:
-            raise InputError(f"source {self.name!r}, record {number:,}: the processor raised {error!r}") from error
-        texts = [] if result is None else [result] if isinstance(result, str) else list(result)
+            raise InputError(f"{self._place(number)}: the processor raised {error!r}") from error
+        # Not just anything that can be iterated: a dict would pass for a list of its keys.
+        texts = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
         for text in texts:
             if not isinstance(text, str):
                 raise InputError(
-                    f"source {self.name!r}, record {number:,}: the processor gave {type(text).__name__}, expected a text"
+                    f"{self._place(number)}: the processor gave {type(text).__name__}, expected a text, a list of "
+                    "texts or None"
                 )
         return texts
 
@@ -259,6 +279,9 @@ class _RecordPiece:
             if self._room <= 0:
                 return
         self.last = True
+
+    def place(self, file: int, record: int) -> str:
+        return self._source._place(self._first + record)
 
     @property
     def ranges(self) -> list[InputRange]:
@@ -283,9 +306,11 @@ def cut_units(files: Sequence[tuple[Path, int]], shard_bytes: int) -> list[list[
     room = shard_bytes
     for number, (path, size) in enumerate(files):
         reader = format_of(path)
-        start, end = 0, reader.end(path, size)
+        with _reading(path):
+            start, end = 0, reader.end(path, size)
         while start < end:
-            stop, used = reader.advance(path, start, end, room)
+            with _reading(path):
+                stop, used = reader.advance(path, start, end, room)
             unit.append(InputRange(number, start, stop))
             start = stop
             room -= used
@@ -298,13 +323,46 @@ def cut_units(files: Sequence[tuple[Path, int]], shard_bytes: int) -> list[list[
 def hash_range(path: Path, start: int, stop: int) -> str:
     """XXH3-128 of a file's bytes ``[start, stop)``, in hexadecimal."""
     digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
+    with _reading(path), open(path, "rb") as file:
         file.seek(start)
         left = stop - start
         while left and (block := file.read(min(_BLOCK, left))):
             digest.update(block)
             left -= len(block)
     return str(digest.hexdigest())
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """An error of the system is the input's fault in here, and must not be taken for one of the store's disk."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _check_unchanged(root: Path, file: FileRecord) -> None:
+    path = root / file.name
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise InputError(f"{path}: gone while its source was tokenized ({error.strerror})") from None
+    if (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns):
+        raise InputError(f"{path}: changed while its source was tokenized; start again when the file is complete")
+
+
+def _list(path: str) -> tuple[Path, list[FileRecord]]:
+    """The folder that names are relative to, and the files of a path in their order."""
+    with _reading(Path(path)):
+        root, paths = _find(path)
+    # The order is that of the names' bytes, whatever the file system lists first.
+    paths.sort(key=lambda path: os.fsencode(path.relative_to(root).as_posix()))
+    files = []
+    for found in paths:
+        with _reading(found):  # a link that leads nowhere, say
+            status = found.stat()
+        files.append(FileRecord(found.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns))
+    return root, files
 
 
 def _find(path: str) -> tuple[Path, list[Path]]:

@@ -58,6 +58,11 @@ class TextTokenizer:
         added, self.bos_id, self.eos_id = _add_special_tokens(
             self._tokenizer, _read_json(config_path) or {}, config_path
         )
+        dropout = getattr(self._tokenizer.model, "dropout", None)
+        if dropout:
+            raise InputError(
+                f"{path}: model.dropout is {dropout}, so one text would give other ids each time; set it to null"
+            )
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         by_itself = self._tokenizer.encode("").ids
@@ -109,7 +114,10 @@ def _add_special_tokens(
     """Adds the configured special tokens: (what was added, BOS id, EOS id)."""
     names = {key: _content(config.get(key), key, path) for key in _SPECIAL_KEYS}
     wanted = [(names[key], config[key]) for key in _SPECIAL_KEYS if names[key] is not None]
-    for entry in config.get("added_tokens_decoder", {}).values():
+    decoder = config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise InputError(f"{path}: added_tokens_decoder is no object")
+    for entry in decoder.values():
         if isinstance(entry, dict) and "content" in entry:
             wanted.append((entry["content"], entry))
     added: list[list[Any]] = []

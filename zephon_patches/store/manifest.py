@@ -91,14 +91,16 @@ class Manifest:
         """Reads the manifest of a store.
 
         Raises:
-            StoreError: There is none, it is damaged, or a newer version wrote it.
+            StoreError: There is none, it cannot be read, it is damaged, or a newer version wrote it.
         """
         path = folder / MANIFEST
         try:
             content = json.loads(path.read_bytes())
         except FileNotFoundError:
             raise StoreError(f"{folder}: no finished token store here ({MANIFEST} is missing)") from None
-        except ValueError as error:
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{path}: damaged, not JSON ({error}); remove {folder} to build the store anew") from None
         if not isinstance(content, dict) or "format" not in content:
             raise StoreError(f"{path}: not a manifest of a token store; remove {folder} to build the store anew")
@@ -108,7 +110,11 @@ class Manifest:
                 f"that wrote it, or remove {folder} to build the store anew"
             )
         written = content.pop("hash", None)
-        if written != fingerprint(content):
+        try:
+            present = fingerprint(content)
+        except ValueError:  # a damaged number may read as an infinity, which has no hash
+            present = None
+        if written is None or written != present:
             raise StoreError(f"{path}: damaged, its hash does not match; remove {folder} to build the store anew")
         return cls(
             recipe=content["recipe"],

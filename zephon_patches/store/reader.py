@@ -49,7 +49,7 @@ class TokenStore:
         """All tokens of a shard: uint16 or int32, shape ``(tokens,)``, a read-only view of the file.
 
         Raises:
-            StoreError: The file is missing or has another size than the manifest says.
+            StoreError: The file is missing, cannot be read, or has another size than the manifest says.
         """
         mapped = self._maps[shard]
         if mapped is None:
@@ -64,12 +64,14 @@ class TokenStore:
             size = path.stat().st_size
         except OSError as error:
             raise StoreError(
-                f"{path}: cannot be opened ({error.strerror}); if it is lost, remove {self.folder} to build the store anew"
+                f"{path}: cannot be opened ({error.strerror}); if it is lost, remove {self.folder} to build the store "
+                "anew"
             ) from None
         # Reading a map beyond the end of its file kills the process, so this is checked before.
         if size != expected:
             raise StoreError(
-                f"{path}: {size:,} bytes, but the manifest says {expected:,}; remove {self.folder} to build the store anew"
+                f"{path}: {size:,} bytes, but the manifest says {expected:,}; remove {self.folder} to build the store "
+                "anew"
             )
         return np.frombuffer(_map_file(path, expected), dtype=self._dtype) if size else np.empty(0, self._dtype)
 
@@ -79,7 +81,10 @@ def _map_file(path: Path, size: int) -> Any:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be opened ({error.strerror})") from None
     try:
         address = libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
     finally:

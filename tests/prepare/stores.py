@@ -1,0 +1,103 @@
+"""Corpora in mixed formats, their stores, and the way from a token back to its line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.corpora import D60, line, words, write_tokenizer
+from zephon_patches.config import SourceConfig
+from zephon_patches.prepare.build import open_or_build
+from zephon_patches.prepare.shards import FileInput
+from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.store.manifest import Manifest
+from zephon_patches.store.reader import TokenStore
+
+LENGTHS = D60
+SHARD_BYTES = 500
+
+
+def document(i: int) -> str:
+    return " ".join(words(i, LENGTHS[i]))
+
+
+def write_mixed(folder: Path) -> Path:
+    """60 numbered documents over four files, with blank lines: 8 units of ``SHARD_BYTES``."""
+    texts = folder / "texts"
+    (texts / "d").mkdir(parents=True)
+    lines = [line(i, LENGTHS[i]) for i in range(20)]
+    (texts / "a.jsonl").write_text("\n" + "".join(lines[:7]) + "  \n\n" + "".join(lines[7:]) + "\n")
+    table = pa.table({"id": list(range(20, 40)), "text": [document(i) for i in range(20, 40)]})
+    pq.write_table(table, texts / "b.parquet", row_group_size=6, compression="none")
+    (texts / "c.txt").write_text(document(40))
+    (texts / "d" / "e.jsonl").write_text("".join(line(i, LENGTHS[i]) for i in range(41, 60)).rstrip("\n"))
+    write_tokenizer(folder / "tokenizer", LENGTHS)
+    return folder
+
+
+def file_input(folder: Path, **settings) -> FileInput:
+    return FileInput(SourceConfig(**{"name": "web", "path": str(folder / "texts"), **settings}))
+
+
+def open_store(folder: Path, cache: str = "cache", shard_bytes: int = SHARD_BYTES, **settings) -> TokenStore:
+    tokenizer = TextTokenizer(folder / settings.pop("tokenizer", "tokenizer"))
+    return open_or_build(file_input(folder, **settings), tokenizer, folder / cache, shard_bytes)
+
+
+def process(folder: Path, seconds: float, cache: str = "cache", moment: int | None = None) -> subprocess.Popen:
+    """A builder of the same store in a process of its own."""
+    arguments = [folder / "texts", folder / "tokenizer", folder / cache, SHARD_BYTES, seconds]
+    arguments += [] if moment is None else [moment]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.prepare.slow_build", *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All that a store's folder holds but for its lock."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "build.lock"
+    }
+
+
+def documents_of(store: TokenStore) -> list[list[int]]:
+    """The tokens of every document, in the order of the store, by lengths in the index alone."""
+    found = []
+    for number, shard in enumerate(store.manifest.shards):
+        lengths = np.fromfile(store.folder / f"{shard.name}.idx", "<i4", shard.documents, offset=34)
+        found += [part.tolist() for part in np.split(store.tokens(number), np.cumsum(lengths)[:-1])][: len(lengths)]
+    return found
+
+
+def places_of(manifest: Manifest, folder: Path) -> list[tuple[str, int]]:
+    """(file, record in the file) of every document, by the rule of docs/store.md."""
+    read: dict[int, int] = {}  # file -> its records in the ranges so far
+    places = []
+    for shard in manifest.shards:
+        origin = np.fromfile(folder / f"{shard.name}.origin", "<i8").reshape(-1, 2)  # shape: (documents, 2)
+        for file, record in origin.tolist():
+            places.append((manifest.files[file].name if file >= 0 else "", read.get(file, 0) + record))
+        for piece in shard.ranges:
+            read[piece.file] = read.get(piece.file, 0) + piece.records
+    return places
+
+
+def text_at(root: Path, name: str, record: int) -> str:
+    """Reads a record from its file as a person would look it up."""
+    path = root / name
+    if path.suffix == ".parquet":
+        return pq.read_table(path)["text"][record].as_py()
+    if path.suffix == ".txt":
+        assert record == 0
+        return path.read_text()
+    return json.loads(path.read_bytes().splitlines()[record])["text"]
