@@ -49,7 +49,7 @@ def test_an_added_field_of_a_subclass_is_a_key():
 @pytest.mark.parametrize(
     ("table", "parts"),
     [
-        ({"sed": 1}, ["run.toml", "[data]", "'sed'", "seed, cache_dir, shuffle_shards, shard_bytes, sources"]),
+        ({"sed": 1}, ["run.toml", "[data]", "'sed'", "seed, cache_dir, shuffle_shards", "sources"]),
         ({"sources": [{"name": "a", "path": "b"}, {"path": "b"}]}, ["run.toml", "number 2", "'name'", "text_field"]),
         ({"sources": [{"name": "a"}]}, ["run.toml", "number 1", "'path'", "missing"]),
         ({"sources": [{"name": "a", "path": "b", "feild": 1}]}, ["number 1", "'feild'", "name, path, text_field"]),

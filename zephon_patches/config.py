@@ -8,13 +8,17 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from zephon_patches.errors import ConfigError
 
-__all__ = ["DataConfig", "SourceConfig", "data_config_from_table"]
+__all__ = ["Data", "DataConfig", "SourceConfig", "data_config_from_table"]
+
+LoadingStrategy = Literal["stock", "zephon"]
 
 MAX_SEED = 2**63 - 1
+
+_SOURCE_LISTS = ("sources", "validation_sources")
 
 # A source's name is the name of its folder in the cache, so it must be one on every file system.
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -72,11 +76,23 @@ class DataConfig:
     1 GiB. Another value gives another store and another order
     """
 
+    max_build_minutes: float = 30.0
+    """
+    A start that would have to tokenize for longer than this stops instead, with the command that does it ahead
+    of time, since ranks on rented GPUs would wait
+    """
+
     sources: list[SourceConfig] = field(default_factory=list)
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache),
     path (file, folder or glob of .jsonl, .parquet and .txt files) and text_field ("text" by default).
     Without any, training.dataset and training.dataset_path are the source
+    """
+
+    validation_sources: list[SourceConfig] = field(default_factory=list)
+    """
+    The sources of validation, in TOML one [[data.validation_sources]] table each, with the same keys. Without any,
+    validation.dataset and validation.dataset_path are the source
     """
 
     def __post_init__(self) -> None:
@@ -96,12 +112,44 @@ class DataConfig:
             raise ConfigError(
                 f"data.shard_bytes = {self.shard_bytes}: expected a number of bytes, or 0 for the default"
             )
-        if not isinstance(self.sources, list) or not all(isinstance(s, SourceConfig) for s in self.sources):
-            raise ConfigError("data.sources: expected a list of sources, in TOML [[data.sources]] tables")
-        names = [source.name for source in self.sources]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(f"data.sources: the name {name!r} is given more than once; each needs its own")
+        minutes = self.max_build_minutes
+        if not isinstance(minutes, int | float) or isinstance(minutes, bool) or not minutes >= 0:
+            raise ConfigError(f"data.max_build_minutes = {minutes!r}: expected a number of minutes, 0 or more")
+        for key in _SOURCE_LISTS:
+            _check_sources(key, getattr(self, key))
+
+
+@dataclass
+class Data(DataConfig):
+    """
+    Where the data comes from, in which order it is trained on, and by which loader: a training config's [data] table.
+
+    The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
+    source's name, and that of its folder in the cache), path (file, folder or glob of .jsonl, .parquet
+    and .txt files) and text_field (field or column with the text of a record; "text" by default). An
+    argument can override them by number: --data.sources.0.path. Without any source,
+    training.dataset and training.dataset_path are the source. [[data.validation_sources]] likewise
+    for validation.
+    """
+
+    loading_strategy: LoadingStrategy = "stock"
+    """
+    Which loader reads the training data: "stock" is TorchTitan's own; "zephon" is elastic and
+    deterministic, and reads the other settings of this group
+    """
+
+    initial_cursor: int = 0
+    """Sample to start at where no place in the data is loaded from a checkpoint; does not count otherwise"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.initial_cursor, int) or self.initial_cursor < 0:
+            raise ConfigError(f"data.initial_cursor = {self.initial_cursor!r}: expected a sample's number, 0 or more")
+        allowed = get_args(LoadingStrategy)
+        if self.loading_strategy not in allowed:
+            raise ConfigError(
+                f"data.loading_strategy = {self.loading_strategy!r}: expected {' or '.join(map(repr, allowed))}"
+            )
 
 
 def data_config_from_table(table: Mapping[str, Any], where: str, cls: type[DataConfig] = DataConfig) -> DataConfig:
@@ -117,12 +165,14 @@ def data_config_from_table(table: Mapping[str, Any], where: str, cls: type[DataC
             names the file, the place in it and the allowed keys.
     """
     values = dict(table)
-    if "sources" in values:
-        tables = values["sources"]
+    for key in _SOURCE_LISTS:
+        if key not in values:
+            continue
+        tables = values[key]
         if not isinstance(tables, list) or not all(isinstance(entry, Mapping) for entry in tables):
-            raise ConfigError(f"{where}: data.sources must be written as [[data.sources]] tables, one for each source")
-        values["sources"] = [
-            _from_table(SourceConfig, entry, f"{where}: [[data.sources]] number {number}")
+            raise ConfigError(f"{where}: data.{key} must be written as [[data.{key}]] tables, one for each source")
+        values[key] = [
+            _from_table(SourceConfig, entry, f"{where}: [[data.{key}]] number {number}")
             for number, entry in enumerate(tables, start=1)
         ]
     config: DataConfig = _from_table(cls, values, f"{where}: [data]")
@@ -143,6 +193,15 @@ def _from_table(cls: type, table: Mapping[str, Any], where: str) -> Any:
         return cls(**table)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_sources(key: str, sources: object) -> None:
+    if not isinstance(sources, list) or not all(isinstance(source, SourceConfig) for source in sources):
+        raise ConfigError(f"data.{key}: expected a list of sources, in TOML [[data.{key}]] tables")
+    names = [source.name for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"data.{key}: the name {name!r} is given more than once; each needs its own")
 
 
 def _check_type(key: str, value: object, expected: type) -> None:

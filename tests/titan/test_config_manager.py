@@ -11,8 +11,8 @@ import pytest
 
 from torchtitan.config import ConfigManager, JobConfig
 from zephon_patches import DataConfig, SourceConfig
+from zephon_patches.config import Data
 from zephon_patches.errors import ConfigError
-from zephon_patches.titan.settings import Data
 
 TOML = """
 [training]
@@ -145,8 +145,8 @@ def test_help_shows_every_setting_and_the_fields_of_a_source(parse, toml):
     data = page[page.index("data options Where") :]
     for field in dataclasses.fields(Data):
         name = field.name.replace("_", "-")
-        assert f"--data.{name} " in data or field.name == "sources"
-    assert "[[data.sources]]" in data
+        assert f"--data.{name} " in data or field.name in ("sources", "validation_sources")
+    assert "[[data.sources]]" in data and "[[data.validation_sources]]" in data
     for field in dataclasses.fields(SourceConfig):
         assert re.search(rf"\b{field.name}\b", data)
     if toml is not None:

@@ -176,37 +176,51 @@ def calls(monkeypatch):
     calls: list[tuple] = []
     monkeypatch.setattr(hook, "after_step", lambda manager, step: calls.append(("after_step", step)))
     monkeypatch.setattr(hook, "after_load", lambda manager, loaded: calls.append(("after_load", loaded)))
+    monkeypatch.setattr(hook, "attach", lambda manager: calls.append(("attach",)))
+    monkeypatch.setattr(hook, "before_load", lambda manager, *rest: calls.append(("before_load", *rest)))
     return calls
 
 
 def hooked_manager(calls):
     class Manager:
+        def __init__(self) -> None:
+            calls.append(("init",))
+
+        def dcp_load(self, state_dict: dict, checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+            calls.append(("dcp_load", checkpoint_id, from_hf, from_quantized))
+
         def save(self, curr_step: int, last_step: bool = False) -> None:
             """Saves."""
             calls.append(("save", curr_step, last_step))
 
         def load(self, step: int = -1) -> bool:
             calls.append(("load", step))
+            self.dcp_load({}, checkpoint_id="c", from_hf=False, from_quantized=False)
             return step > 0
 
     overlay.hook_checkpoints(Manager)
     return Manager
 
 
-def test_the_hook_runs_before_a_save_and_after_a_load(calls):
+def test_the_hook_runs_after_init_before_a_save_and_around_a_load(calls):
     manager = hooked_manager(calls)()
     manager.save(3)
     manager.save(curr_step=4, last_step=True)
     assert manager.load(step=7) is True
     assert manager.load() is False
+    around_dcp = [("before_load", {}, "c", False), ("dcp_load", "c", False, False)]
     assert calls == [
+        ("init",),
+        ("attach",),
         ("after_step", 3),
         ("save", 3, False),
         ("after_step", 4),
         ("save", 4, True),
         ("load", 7),
+        *around_dcp,
         ("after_load", True),
         ("load", -1),
+        *around_dcp,
         ("after_load", False),
     ]
 
@@ -220,7 +234,7 @@ def test_nothing_is_saved_if_the_hook_refuses(calls, monkeypatch):
     monkeypatch.setattr(hook, "after_step", refuse)
     with pytest.raises(RuntimeError, match="half a step"):
         hooked_manager(calls)().save(1)
-    assert calls == []
+    assert calls == [("init",), ("attach",)]
 
 
 def test_the_checkpoint_manager_keeps_its_signatures():
@@ -250,6 +264,7 @@ def choose(monkeypatch, strategy: str, validation: bool = False) -> str:
         ),
     )
     monkeypatch.setattr(build, "build_training_loader", lambda **kwargs: ("zephon", kwargs))
+    monkeypatch.setattr(build, "build_validation_loader", lambda **kwargs: ("zephon validation", kwargs))
     config = JobConfig()
     config.data.loading_strategy = strategy
     build_loader = text_datasets.build_text_validation_dataloader if validation else text_datasets.build_text_dataloader
@@ -274,12 +289,11 @@ def test_the_strategy_chooses_the_training_loader(monkeypatch):
     assert arguments["datasets"] is DATASETS, "what is registered later must be seen"
 
 
-def test_validation_stays_with_torchtitans_loader_and_the_log_says_so(monkeypatch, caplog):
-    with caplog.at_level("INFO"):
-        assert choose(monkeypatch, "stock", validation=True)[0] == "stock validation"
-        assert not caplog.records
-        assert choose(monkeypatch, "zephon", validation=True)[0] == "stock validation"
-    assert "validation" in caplog.text
+def test_the_strategy_chooses_the_validation_loader(monkeypatch):
+    assert choose(monkeypatch, "stock", validation=True)[:4] == ("stock validation", 4, 1, "tokenizer")
+    name, arguments = choose(monkeypatch, "zephon", validation=True)
+    assert name == "zephon validation"
+    assert (arguments["dp_world_size"], arguments["dp_rank"]) == (4, 1)
 
 
 def test_the_training_functions_have_upstreams_signatures():

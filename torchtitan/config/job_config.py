@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from zephon_patches.config import Data
 from zephon_patches.titan.overlay import run_upstream as _run_upstream
-from zephon_patches.titan.settings import Data
 
 _upstream = _run_upstream(globals())
 

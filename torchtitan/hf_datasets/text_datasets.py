@@ -45,7 +45,19 @@ def build_text_validation_dataloader(
     job_config: Any,
     infinite: bool = False,
 ) -> Any:
-    """Builds the loader of the validation data: TorchTitan's own, with either strategy."""
-    if job_config.data.loading_strategy != "stock":
-        _upstream.logger.info("validation data is read by TorchTitan's own loader; the new one serves training only")
-    return _upstream.build_text_validation_dataloader(dp_world_size, dp_rank, tokenizer, job_config, infinite)
+    """Builds the loader of the validation data; arguments as above.
+
+    Each pass of ours starts at the same sample and ends by itself on all ranks at once, so ``infinite`` has no say.
+    """
+    if job_config.data.loading_strategy == "stock":
+        return _upstream.build_text_validation_dataloader(dp_world_size, dp_rank, tokenizer, job_config, infinite)
+
+    from zephon_patches.titan.build import build_validation_loader
+
+    return build_validation_loader(
+        dp_world_size=dp_world_size,
+        dp_rank=dp_rank,
+        tokenizer=tokenizer,
+        job_config=job_config,
+        datasets=_upstream.DATASETS,
+    )

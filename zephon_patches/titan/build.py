@@ -7,18 +7,25 @@ padding rows that a topology needs, and sets the padded size for the trainer.
 
 import logging
 import os
+import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from zephon_patches import mapping
 from zephon_patches.errors import ConfigError, InputError
-from zephon_patches.loader.loader import Loader, build_loader
-from zephon_patches.prepare.shards import Input, RecordInput
+from zephon_patches.loader.build import build_evaluation_loader, build_loader
+from zephon_patches.loader.evaluation import EvaluationLoader
+from zephon_patches.loader.loader import Loader
+from zephon_patches.prepare.shards import FileInput, Input, RecordInput
+from zephon_patches.prepare.tokenizers import TextTokenizer
 
-__all__ = ["build_training_loader"]
+__all__ = ["build_training_loader", "build_validation_loader"]
 
 logger = logging.getLogger(__name__)
+
+_FORGE = "torchtitan.experiments.forge.engine"
 
 # Above this share of padding rows the log names a better local batch size.
 _NOTABLE_PADDING = 0.10
@@ -47,26 +54,90 @@ def build_training_loader(
         ConfigError: The settings cannot work together.
         InputError, MappingError, StoreError: As ``build_loader``.
     """
+    _refuse_unsupported(job_config)
     training, data = job_config.training, job_config.data
-    inputs = None if data.sources else [_registered(training, datasets)]
+    inputs = None if data.sources else [_registered("training", training, datasets)]
     global_batch_size = _global_batch_size(training, dp_world_size)
     loader = build_loader(
         data,
-        job_config.model.hf_assets_path,
+        _tokenizer(job_config),
         seq_len=training.seq_len,
         global_batch_size=global_batch_size,
         local_batch_size=training.local_batch_size,
         dp_rank=dp_rank,
         dp_size=dp_world_size,
-        num_workers=training.dataloader.num_workers,
         infinite=infinite,
-        prefetch_factor=training.dataloader.prefetch_factor,
-        persistent_workers=training.dataloader.persistent_workers,
-        pin_memory=training.dataloader.pin_memory,
         inputs=inputs,
+        **asdict(training.dataloader),
     )
     _set_padded_batch_size(training, global_batch_size, dp_world_size)
     return loader
+
+
+def build_validation_loader(
+    *,
+    dp_world_size: int,
+    dp_rank: int,
+    tokenizer: Any,
+    job_config: Any,
+    datasets: Mapping[str, Any],
+) -> EvaluationLoader:
+    """Builds the validation loader of one rank; arguments and errors as ``build_training_loader``."""
+    validation, data = job_config.validation, job_config.data
+    if data.validation_sources:
+        inputs: list[Input] = [FileInput(source) for source in data.validation_sources]
+    else:
+        inputs = [_registered("validation", validation, datasets)]
+    batch = validation.local_batch_size * dp_world_size
+    loader = build_evaluation_loader(
+        data,
+        _tokenizer(job_config),
+        seq_len=validation.seq_len,
+        local_batch_size=validation.local_batch_size,
+        num_batches=None if validation.steps == -1 else validation.steps,
+        dp_rank=dp_rank,
+        dp_size=dp_world_size,
+        inputs=inputs,
+        **asdict(validation.dataloader),
+    )
+    if validation.steps == -1:
+        logger.info("data: validation reads every sample once, in %s batches on each rank", f"{len(loader):,}")
+    else:
+        logger.info(
+            "data: validation reads %s batches of %s samples; on another number of ranks a batch has another size, "
+            "so other samples are read (validation.steps = -1 always reads all)",
+            f"{len(loader):,}",
+            f"{batch:,}",
+        )
+    return loader
+
+
+def _refuse_unsupported(job_config: Any) -> None:
+    if job_config.fault_tolerance.enable:
+        raise ConfigError(
+            'data.loading_strategy = "zephon" does not work with fault_tolerance.enable: TorchFT keeps a place in the '
+            "data for each replica. Turn one of them off; a run that loses nodes is resumed at another size without it"
+        )
+    if _FORGE in sys.modules:
+        raise ConfigError(
+            f'data.loading_strategy = "zephon" does not work with {_FORGE}: it reads the global batch size before the '
+            'loader is built, which may have to pad it; set data.loading_strategy = "stock"'
+        )
+
+
+def _tokenizer(job_config: Any) -> TextTokenizer:
+    """The tokenizer of the model's folder, checked against the model's vocabulary."""
+    from torchtitan.protocols.train_spec import get_train_spec
+
+    encoder = TextTokenizer(job_config.model.hf_assets_path)
+    name, flavor = job_config.model.name, job_config.model.flavor
+    vocab_size = getattr(get_train_spec(name).model_args[flavor], "vocab_size", None)
+    if vocab_size is not None and encoder.largest_id >= vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {encoder.folder} gives ids up to {encoder.largest_id:,}, and the model {name} {flavor} "
+            f"has a vocabulary of {vocab_size:,}; set model.hf_assets_path to the model's own tokenizer"
+        )
+    return encoder
 
 
 class _PaddedBatchSize(int):
@@ -119,24 +190,25 @@ def _set_padded_batch_size(training: Any, global_batch_size: int, dp_size: int) 
         )
 
 
-def _registered(training: Any, datasets: Mapping[str, Any]) -> Input:
-    """``training.dataset`` of TorchTitan's registry as a source, with its loader and processor as they are."""
-    name = training.dataset.lower()
+def _registered(table: str, settings: Any, datasets: Mapping[str, Any]) -> Input:
+    """The ``dataset`` of TorchTitan's registry in a table, as a source, with its loader and processor as they are."""
+    name = settings.dataset.lower()
+    sources = "[[data.sources]]" if table == "training" else "[[data.validation_sources]]"
     if name not in datasets:
         raise ConfigError(
-            f"training.dataset = {training.dataset!r} is not registered (registered are {', '.join(datasets)}); name "
-            "one of them, or give the files in a [[data.sources]] table"
+            f"{table}.dataset = {settings.dataset!r} is not registered (registered are {', '.join(datasets)}); name "
+            f"one of them, or give the files in a {sources} table"
         )
     registered = datasets[name]
-    path = training.dataset_path or registered.path
+    path = settings.dataset_path or registered.path
 
     def records() -> Any:
         try:
             return registered.loader(path)
         except Exception as error:
             raise InputError(
-                f"data set {name!r} cannot be loaded from {path!r} ({error}); set training.dataset_path, or give the "
-                "files in a [[data.sources]] table"
+                f"data set {name!r} cannot be loaded from {path!r} ({error}); set {table}.dataset_path, or give the "
+                f"files in a {sources} table"
             ) from error
 
     process = registered.sample_processor

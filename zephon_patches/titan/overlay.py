@@ -119,13 +119,28 @@ def run_upstream(namespace: dict[str, Any]) -> SimpleNamespace:
 
 
 def hook_checkpoints(manager_cls: Any) -> None:
-    """Lets the pipeline act before every ``save`` and after every ``load`` of TorchTitan's checkpoint manager.
+    """Lets the pipeline act around what TorchTitan's checkpoint manager does.
 
-    The class itself stays (name, module, identity); two of its methods are wrapped.
+    The class itself stays (name, module, identity); four of its methods are wrapped.
     """
+    upstream_init, upstream_dcp_load = manager_cls.__init__, manager_cls.dcp_load
     upstream_save, upstream_load = manager_cls.save, manager_cls.load
 
     # The hook is imported at the first call: it may import what imports the module that is being made here.
+    @functools.wraps(upstream_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        from zephon_patches.titan import hook
+
+        upstream_init(self, *args, **kwargs)
+        hook.attach(self)
+
+    @functools.wraps(upstream_dcp_load)
+    def dcp_load(self: Any, state_dict: Any, checkpoint_id: str, from_hf: bool, *args: Any, **kwargs: Any) -> Any:
+        from zephon_patches.titan import hook
+
+        hook.before_load(self, state_dict, checkpoint_id, from_hf)
+        return upstream_dcp_load(self, state_dict, checkpoint_id, from_hf, *args, **kwargs)
+
     @functools.wraps(upstream_save)
     def save(self: Any, curr_step: int, *args: Any, **kwargs: Any) -> Any:
         from zephon_patches.titan import hook
@@ -141,4 +156,4 @@ def hook_checkpoints(manager_cls: Any) -> None:
         hook.after_load(self, loaded)
         return loaded
 
-    manager_cls.save, manager_cls.load = save, load
+    manager_cls.__init__, manager_cls.dcp_load, manager_cls.save, manager_cls.load = init, dcp_load, save, load

@@ -8,42 +8,12 @@ parser makes the same dataclasses, which check themselves.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from zephon_patches.config import DataConfig, data_config_from_table
 from zephon_patches.errors import ConfigError
 
-__all__ = ["Data", "ReadsData"]
-
-LoadingStrategy = Literal["stock", "zephon"]
-
-
-@dataclass
-class Data(DataConfig):
-    """
-    Where the training data comes from, and in which order it is trained on.
-
-    The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
-    source's name, and that of its folder in the cache), path (file, folder or glob of .jsonl, .parquet
-    and .txt files) and text_field (field or column with the text of a record; "text" by default). An
-    argument can override them by number: --data.sources.0.path. Without any source,
-    training.dataset and training.dataset_path are the source.
-    """
-
-    loading_strategy: LoadingStrategy = "stock"
-    """
-    Which loader reads the training data: "stock" is TorchTitan's own; "zephon" is elastic and
-    deterministic, and reads the other settings of this group
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        allowed = get_args(LoadingStrategy)
-        if self.loading_strategy not in allowed:
-            raise ConfigError(
-                f"data.loading_strategy = {self.loading_strategy!r}: expected {' or '.join(map(repr, allowed))}"
-            )
+__all__ = ["ReadsData"]
 
 
 class ReadsData:
