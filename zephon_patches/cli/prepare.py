@@ -1,0 +1,94 @@
+"""``zephon-data prepare``: tokenizes sources ahead of time, on any machine, without torch.
+
+    zephon-data prepare --config train_configs/llama3_debug.toml
+    zephon-data prepare --source web=/data/web --tokenizer assets/tokenizer --cache-dir /fast/tokens
+
+A run finds the finished store by the content of its input, tokenizer and settings. A store that is finished already
+is left alone, and one that was interrupted is continued.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from zephon_patches.config import Data, DataConfig, SourceConfig, data_config_from_table
+from zephon_patches.errors import ConfigError
+from zephon_patches.prepare.build import open_or_build
+from zephon_patches.prepare.shards import FileInput
+from zephon_patches.prepare.tokenizers import TextTokenizer
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to the parser's commands."""
+    parser = commands.add_parser(
+        "prepare",
+        help="tokenize sources ahead of time",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, help="training config (TOML); all its sources are prepared")
+    parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
+    parser.add_argument("--text-field", default="text", help="its field or column with the text (text)")
+    parser.add_argument("--tokenizer", help="folder with tokenizer.json (the config's model.hf_assets_path)")
+    parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
+    parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    data, tokenizer = _settings(arguments)
+    encoder = TextTokenizer(tokenizer)
+    for source in [*data.sources, *data.validation_sources]:
+        store = open_or_build(FileInput(source), encoder, data.cache_dir, data.shard_bytes)
+        manifest = store.manifest
+        print(
+            f"{source.name}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in "
+            f"{len(manifest.shards):,} shards: {store.folder}"
+        )
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
+    """The data's settings and the tokenizer's folder; options win over the config."""
+    if (arguments.config is None) == (arguments.source is None):
+        raise ConfigError("give either --config FILE or --source NAME=PATH")
+    if arguments.config is not None:
+        content = _read_toml(arguments.config)
+        data: DataConfig = data_config_from_table(content.get("data", {}), str(arguments.config), Data)
+        tokenizer = arguments.tokenizer or content.get("model", {}).get("hf_assets_path")
+        if not data.sources:
+            raise ConfigError(
+                f"{arguments.config}: no [[data.sources]]; data sets of TorchTitan's registry are tokenized by the "
+                "run itself"
+            )
+    else:
+        name, equals, path = arguments.source.partition("=")
+        if not equals:
+            raise ConfigError(f"--source {arguments.source}: expected NAME=PATH, such as web=/data/web")
+        data = DataConfig(sources=[SourceConfig(name, path, arguments.text_field)])
+        tokenizer = arguments.tokenizer
+    if not tokenizer:
+        raise ConfigError("no tokenizer: give --tokenizer FOLDER (with tokenizer.json)")
+    if arguments.cache_dir is not None:
+        data.cache_dir = arguments.cache_dir
+    if arguments.shard_bytes is not None:
+        data.shard_bytes = arguments.shard_bytes
+    data.__post_init__()  # checks what the options set
+    return data, tokenizer
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not TOML ({error})") from None
