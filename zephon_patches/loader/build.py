@@ -140,7 +140,10 @@ def _open(
         )
     encoder = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer)
     patience = 0.0 if dp_rank == 0 else _PATIENCE
-    stores = [open_or_build(source, encoder, config.cache_dir, config.shard_bytes, patience) for source in inputs]
+    stores = [
+        open_or_build(source, encoder, config.cache_dir, config.shard_bytes, patience, config.max_build_minutes)
+        for source in inputs
+    ]
     orders, described = [], []
     for source, store in zip(inputs, stores, strict=True):
         samples = num_samples(store.tokens_per_shard, seq_len)

@@ -12,6 +12,7 @@ do not wait in a collective, so a long build runs into no timeout of the process
 import json
 import logging
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -44,11 +45,18 @@ PLAN, UNITS, PROGRESS, LOCK = "plan.json", "units", "progress.json", "build.lock
 
 # Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
+# What is tokenized to estimate the time, and the least text for which that is worth it.
+_SAMPLE_CHARACTERS, _ESTIMATED_BYTES = 1 << 20, 64 << 20
 _POLL_SECONDS, _PROGRESS_SECONDS, _REPORT_SECONDS = 0.2, 1.0, 10.0
 
 
 def open_or_build(
-    source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shard_bytes: int, patience: float = 0.0
+    source: Input,
+    tokenizer: TextTokenizer,
+    cache_dir: str | Path,
+    shard_bytes: int,
+    patience: float = 0.0,
+    max_minutes: float | None = None,
 ) -> TokenStore:
     """Opens the store of a source; builds it, or waits for its builder, if it is not finished.
 
@@ -58,9 +66,10 @@ def open_or_build(
         cache_dir: Folder of all stores.
         shard_bytes: ``data.shard_bytes``.
         patience: Seconds to leave the building to another process before trying to be the builder.
+        max_minutes: The longest build to begin, as far as it can be estimated; None for any.
 
     Raises:
-        ConfigError: The stores would lie in the source's folder.
+        ConfigError: The stores would lie in the source's folder, or building would take too long.
         InputError: The input is missing, or a record of it cannot be read.
         StoreError: A finished store is damaged, or its input was edited since.
     """
@@ -71,7 +80,7 @@ def open_or_build(
         return TokenStore(_only_store(source, parent, fingerprint(recipe)))
     files_key = fingerprint([[file.name, file.bytes] for file in source.files])
     folder = parent / f"{fingerprint(recipe)}-{files_key}"
-    builder = _Builder(source, tokenizer, folder, recipe, shard_bytes)
+    builder = _Builder(source, tokenizer, folder, recipe, shard_bytes, max_minutes)
     deadline = time.monotonic() + patience
     while not builder.is_finished() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -152,13 +161,20 @@ class _Builder:
     """Builds one store; the caller holds the lock."""
 
     def __init__(
-        self, source: Input, tokenizer: TextTokenizer, folder: Path, recipe: dict[str, Any], shard_bytes: int
+        self,
+        source: Input,
+        tokenizer: TextTokenizer,
+        folder: Path,
+        recipe: dict[str, Any],
+        shard_bytes: int,
+        max_minutes: float | None,
     ) -> None:
         self.source = source
         self.folder = folder
         self._tokenizer = tokenizer
         self._recipe = recipe
         self._dtype = dtype_for(tokenizer.largest_id)
+        self._max_minutes = max_minutes
         self._shard_bytes = shard_bytes_for(shard_bytes, sum(file.bytes for file in source.files))
 
     def is_closed(self) -> bool:
@@ -180,6 +196,7 @@ class _Builder:
         started = time.monotonic()
         self._remove_leftovers()
         units = self._plan()
+        self._announce(units)
         sizes = [sum(self.source.num_bytes(piece) for piece in unit) for unit in units]
         records: list[ShardRecord] = []
         with closing(_Progress(self.source.name, self.folder, sizes)) as progress:
@@ -221,6 +238,48 @@ class _Builder:
         content = {"files": files, "units": [[[p.file, p.start, p.stop] for p in unit] for unit in units]}
         write_atomic(path, (canonical_json(content) + "\n").encode("ascii"))
         return units
+
+    def _announce(self, units: list[list[InputRange]]) -> None:
+        """Says what is to be done and about how long it takes; refuses where that is too long."""
+        todo = [unit for number, unit in enumerate(units) if self._finished_shard(number, 0) is None]
+        size = sum(self.source.text_bytes(piece) for unit in todo for piece in unit)
+        minutes = self._minutes_for(todo[0], size) if size >= _ESTIMATED_BYTES else 0.0
+        logger.info(
+            "source %r: tokenizing %s of %s units (%s MB)%s",
+            self.source.name,
+            f"{len(todo):,}",
+            f"{len(units):,}",
+            f"{size / 1e6:,.1f}",
+            f", about {minutes:,.0f} minutes" if minutes else "",
+        )
+        if self._max_minutes is not None and minutes > self._max_minutes:
+            raise ConfigError(
+                f"source {self.source.name!r}: tokenizing {size / 1e6:,.0f} MB would take about {minutes:,.0f} minutes "
+                f"here, above data.max_build_minutes = {self._max_minutes:g}, while all ranks wait. {self._advice()}"
+            )
+
+    def _minutes_for(self, unit: list[InputRange], size: int) -> float:
+        """About how long ``size`` bytes of text take, from the first documents of a unit."""
+        started = time.monotonic()
+        sampled = 0
+        for piece in self.source.pieces(unit, self._shard_bytes, 0):
+            for origins, texts in _batches(piece, _SAMPLE_CHARACTERS):
+                self._encode(texts, origins, piece)
+                sampled += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+                if sampled >= _SAMPLE_CHARACTERS:
+                    return (time.monotonic() - started) / sampled * size / 60
+            break
+        return 0.0  # too few texts to tell
+
+    def _advice(self) -> str:
+        arguments = self.source.prepare_arguments()
+        if arguments is None:
+            return "Start once with NGPU=1 and a larger data.max_build_minutes"
+        arguments += ["--tokenizer", str(self._tokenizer.folder.absolute())]
+        arguments += ["--cache-dir", str(self.folder.parent.parent.absolute())]
+        arguments += ["--shard-bytes", str(self._recipe["shard_bytes"])]
+        command = shlex.join([sys.executable, "-m", "zephon_patches.cli", "prepare", *arguments])
+        return f"Do it ahead of time, once, on any machine that has the data: {command}"
 
     def _unit(self, number: int, unit: list[InputRange], progress: "_Progress") -> Iterator[ShardRecord]:
         """The shards of a unit: those that are finished, then the rest."""
@@ -305,7 +364,9 @@ class _Builder:
             logger.info("source %r: unchanged, but %s cannot be written to keep that", self.source.name, self.folder)
 
 
-def _batches(piece: Piece) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
+def _batches(
+    piece: Piece, batch_characters: int = _BATCH_CHARACTERS
+) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
     origins: list[tuple[int, int]] = []
     texts: list[str] = []
     characters = 0
@@ -313,7 +374,7 @@ def _batches(piece: Piece) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
         origins.append(origin)
         texts.append(text)
         characters += len(text)
-        if len(texts) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+        if len(texts) >= _BATCH_DOCUMENTS or characters >= batch_characters:
             yield origins, texts
             origins, texts, characters = [], [], 0
     if texts:

@@ -73,6 +73,12 @@ class Input(Protocol):
     def num_bytes(self, piece: InputRange) -> int:
         """Bytes of a range of a unit, for telling how far a build is."""
 
+    def text_bytes(self, piece: InputRange) -> int:
+        """About how many bytes of text a range holds, for estimates of time."""
+
+    def prepare_arguments(self) -> list[str] | None:
+        """The arguments with which ``zephon-data prepare`` reads this source; None if it cannot."""
+
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         """The name of a file whose bytes are no longer those that were hashed, or None."""
 
@@ -111,6 +117,13 @@ class FileInput:
     def num_bytes(self, piece: InputRange) -> int:
         start, stop = self._bytes_of(piece)
         return stop - start
+
+    def text_bytes(self, piece: InputRange) -> int:
+        path = self._path(piece)
+        return format_of(path).text_bytes(path, piece.start, piece.stop, self._text_field)
+
+    def prepare_arguments(self) -> list[str] | None:
+        return ["--source", f"{self.name}={os.path.abspath(self.path)}", "--text-field", self._text_field]
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
@@ -214,6 +227,12 @@ class RecordInput:
 
     def num_bytes(self, piece: InputRange) -> int:
         return sum(file.bytes for file in self.files)  # the one unit reads them all
+
+    def text_bytes(self, piece: InputRange) -> int:
+        return self.num_bytes(piece)
+
+    def prepare_arguments(self) -> list[str] | None:
+        return None
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
