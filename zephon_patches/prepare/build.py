@@ -250,11 +250,11 @@ class _Builder:
             f"{len(todo):,}",
             f"{len(units):,}",
             f"{size / 1e6:,.1f}",
-            f", about {minutes:,.0f} minutes" if minutes else "",
+            f", about {minutes:,.1f} minutes" if minutes else "",
         )
         if self._max_minutes is not None and minutes > self._max_minutes:
             raise ConfigError(
-                f"source {self.source.name!r}: tokenizing {size / 1e6:,.0f} MB would take about {minutes:,.0f} minutes "
+                f"source {self.source.name!r}: tokenizing {size / 1e6:,.0f} MB would take about {minutes:,.1f} minutes "
                 f"here, above data.max_build_minutes = {self._max_minutes:g}, while all ranks wait. {self._advice()}"
             )
 
