@@ -128,6 +128,8 @@ class Loader:
             for source, (epoch, position, size) in zip(present["sources"], self._order.epochs_at(cursor), strict=True)
         )
         logger.info("data: resume at sample %s (%s)", f"{cursor:,}", places)
+        if self._end is not None and cursor >= self._end:
+            logger.warning("data: it ends at sample %s, so nothing is left to read", f"{self._end:,}")
         before = saved["global_batch_size"]
         if before != self.global_batch_size:
             logger.info(

@@ -1,0 +1,151 @@
+"""The simplest program that could be right, to compare with: plain lists, whole numbers, no product code.
+
+It holds everything in memory and looks at every sample, which the product must not.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from math import floor
+from typing import NamedTuple
+
+PAD, IGNORE = 0, -100
+FEISTEL_FROM = 4096
+WORD = 2**64
+
+
+class Sample(NamedTuple):
+    inputs: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
+# --- documents to samples ---
+
+
+def cut_documents(line_bytes: Sequence[int], shard_bytes: int) -> list[list[int]]:
+    """The documents of each shard: lines are added until the shard has its bytes."""
+    shards: list[list[int]] = [[]]
+    room = shard_bytes
+    for document, size in enumerate(line_bytes):
+        if room <= 0:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(document)
+        room -= size
+    return shards
+
+
+def samples_of_shard(tokens: Sequence[int], seq_len: int) -> list[Sample]:
+    """Pairs each token but the last with its successor, and cuts the pairs into rows."""
+    pairs = list(itertools.pairwise(tokens))
+    samples = []
+    while pairs:
+        row, pairs = pairs[:seq_len], pairs[seq_len:]
+        missing = seq_len - len(row)
+        # The last token of a shard is no input of a pair, yet stands behind the last input where there is room.
+        behind = [row[-1][1], *[PAD] * (missing - 1)] if missing else []
+        samples.append(Sample((*(a for a, _ in row), *behind), (*(b for _, b in row), *[IGNORE] * missing)))
+    return samples
+
+
+# --- the order ---
+
+
+def key_of(*path: int | str) -> int:
+    text = json.dumps(list(path), separators=(",", ":")).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"zephon").digest(), "little")
+
+
+def splitmix(key: int, x: int) -> int:
+    """Output number x of the SplitMix64 generator that starts at ``key``."""
+    z = (key + (x + 1) * 0x9E3779B97F4A7C15) % WORD
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % WORD
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % WORD
+    return z ^ z >> 31
+
+
+def permuted(size: int, key: int) -> list[int]:
+    """Element at each position of a shuffled range."""
+    if size < FEISTEL_FROM:
+        return sorted(range(size), key=lambda x: (splitmix(key, x), x))
+    return [feistel(size, key, position) for position in range(size)]
+
+
+def feistel(size: int, key: int, value: int) -> int:
+    half = 1
+    while 4**half < size:
+        half += 1
+    base = 2**half
+    round_keys = [splitmix(key, i) for i in range(8)]
+    while True:
+        left, right = divmod(value, base)
+        for round_key in round_keys:
+            left, right = right, left ^ splitmix(round_key, right) % base
+        value = left * base + right
+        if value < size:
+            return value
+
+
+def epoch_order(
+    name: str, samples_per_shard: Sequence[int], seed: int, shuffle_shards: int, epoch: int
+) -> list[tuple[int, int]]:
+    """(shard, sample) of each position of an epoch."""
+    shards = list(range(len(samples_per_shard)))
+    if not shuffle_shards:
+        return [(shard, sample) for shard in shards for sample in range(samples_per_shard[shard])]
+    shards = [shards[i] for i in permuted(len(shards), key_of(seed, name, epoch, "shards"))]
+    order = []
+    for group, start in enumerate(range(0, len(shards), shuffle_shards)):
+        members = [(s, i) for s in shards[start : start + shuffle_shards] for i in range(samples_per_shard[s])]
+        order += [members[i] for i in permuted(len(members), key_of(seed, name, epoch, "group", group))]
+    return order
+
+
+class Stream:
+    """All samples of one source in their global order, over any number of epochs.
+
+    Args:
+        shards: The tokens of each shard.
+    """
+
+    def __init__(
+        self, shards: Sequence[Sequence[int]], seq_len: int, name: str = "web", seed: int = 0, shuffle_shards: int = 256
+    ) -> None:
+        self._samples = [samples_of_shard(tokens, seq_len) for tokens in shards]
+        self._settings = (name, [len(samples) for samples in self._samples], seed, shuffle_shards)
+        self._orders: dict[int, list[tuple[int, int]]] = {}
+        self.epoch_samples = sum(len(samples) for samples in self._samples)
+
+    def __getitem__(self, n: int) -> Sample:
+        epoch, position = divmod(n, self.epoch_samples)
+        if epoch not in self._orders:
+            self._orders[epoch] = epoch_order(*self._settings, epoch)
+        shard, sample = self._orders[epoch][position]
+        return self._samples[shard][sample]
+
+    def rows(self, start: int, stop: int) -> list[Sample]:
+        return [self[n] for n in range(start, stop)]
+
+
+# --- the steps ---
+
+
+def deal(
+    cursor: int, global_batch: int, local_batch: int, dp: int, end: int | None = None
+) -> tuple[list[list[list[int | None]]], int]:
+    """One step: (numbers by rank, micro-batch and row, with None for padding; the cursor behind it)."""
+    numbers = [n for n in range(cursor, cursor + global_batch) if end is None or n < end]
+    bounds = [floor(Fraction(rank * len(numbers), dp)) for rank in range(dp + 1)]
+    # All ranks take as many micro-batches as the one that has the most rows of a full step.
+    most = max(floor(Fraction((r + 1) * global_batch, dp)) - floor(Fraction(r * global_batch, dp)) for r in range(dp))
+    micro_batches = 0
+    while micro_batches * local_batch < most:
+        micro_batches += 1
+    dealt = []
+    for rank in range(dp):
+        rows: list[int | None] = list(numbers[bounds[rank] : bounds[rank + 1]])
+        rows += [None] * (micro_batches * local_batch - len(rows))
+        dealt.append([rows[i : i + local_batch] for i in range(0, len(rows), local_batch)])
+    return dealt, numbers[-1] + 1
