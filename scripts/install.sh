@@ -3,6 +3,7 @@
 #
 #   scripts/install.sh          what training needs
 #   scripts/install.sh dev      and what the tests need
+#   scripts/install.sh plot     and what scripts/elastic_demo.sh draws with
 #
 # An environment that has the package already (python3 on PATH) is used as it is. Otherwise ./.venv is made and the
 # versions of constraints.txt are installed into it, once: a stamp that is written last, with a checksum of
@@ -21,8 +22,9 @@ fail() { say "$@"; exit 1; }
 
 case $extra in
     "") tools=() ;;
-    dev) tools=(hypothesis mypy pytest pytest-timeout ruff) ;;
-    *) fail "unknown extra '$extra': expected 'dev' or nothing" ;;
+    dev) tools=(hatchling hypothesis mypy pytest pytest-timeout ruff) ;;
+    plot) tools=(matplotlib) ;;
+    *) fail "unknown extra '$extra': expected 'dev', 'plot' or nothing" ;;
 esac
 
 # has PYTHON DISTRIBUTION...: prints the Python's own path if it has all of them. Asked from / and without PYTHONPATH,
@@ -51,13 +53,20 @@ if command -v "$base_python" >/dev/null; then
     fi
 fi
 
-# 2. ./.venv, if it is whole. "dev" serves for both.
+# 2. ./.venv, if it is whole. The stamp is the checksum and, behind it, the extras that are installed: "dev,plot".
 checksum=$(cat "$repo/pyproject.toml" "$repo/constraints.txt" | cksum)
 is_whole() {
     [ -f "$stamp" ] && [ -x "$venv/bin/python" ] || return 1
     local content
     content=$(cat "$stamp")
-    [ "$content" = "$checksum dev" ] || { [ -z "$extra" ] && [ "$content" = "$checksum " ]; }
+    case $content in "$checksum "*) ;; *) return 1 ;; esac
+    [ -z "$extra" ] || has_extra "$extra"
+}
+has_extra() {
+    [ -f "$stamp" ] || return 1
+    local content
+    content=$(cat "$stamp")
+    case ,${content##* }, in *,"$1",*) ;; *) return 1 ;; esac
 }
 if is_whole; then
     echo "$venv/bin/python"
@@ -85,10 +94,13 @@ case $version in
     [0-2].* | 3.[0-9]) fail "$base_python is Python $version, and 3.10 or newer is needed: name one with PYTHON=/path/to/python3" ;;
 esac
 
-# An environment that has the tests' tools keeps them.
-if [ -f "$stamp" ] && grep -q ' dev$' "$stamp"; then
-    extra=dev
-fi
+# An environment keeps the extras that it has.
+extras=
+for name in dev plot; do
+    if [ "$name" = "$extra" ] || has_extra "$name"; then
+        extras=$extras${extras:+,}$name
+    fi
+done
 say "installing into $venv with Python $version (once; downloads PyTorch, which takes minutes)"
 rm -f "$stamp"
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
@@ -100,9 +112,9 @@ fi
 quiet=()
 [ -t 2 ] || quiet=(--quiet)
 (cd / && env -u PYTHONPATH "$venv/bin/python" -m pip install --disable-pip-version-check ${quiet[@]+"${quiet[@]}"} \
-    -c "$repo/constraints.txt" -e "$repo${extra:+[$extra]}") >&2 ||
+    -c "$repo/constraints.txt" -e "$repo${extras:+[$extras]}") >&2 ||
     fail "the installation failed; the next start tries again"
-echo "$checksum $extra" >"$stamp.new"
+echo "$checksum $extras" >"$stamp.new"
 mv "$stamp.new" "$stamp"
 say "installed"
 echo "$venv/bin/python"

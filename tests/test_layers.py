@@ -25,11 +25,12 @@ HEIGHT = {
     "loader": 4,
     "titan": 5,
     "cli": 5,
+    "train": 5,
 }
 
 # What each part needs beyond numpy and the standard library is its own affair; these packages are not.
 MAY_IMPORT_TORCH = {"loader", "titan"}
-MAY_IMPORT_TORCHTITAN = {"titan"}
+MAY_IMPORT_TORCHTITAN = {"titan", "train"}
 ARITHMETIC = {"mapping", "order"}
 ARITHMETIC_IMPORTS = {
     "collections",

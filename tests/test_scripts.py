@@ -14,6 +14,15 @@ from scripts import make_demo_data
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
+SCRIPTS = [
+    "run_train.sh",
+    "scripts/elastic_demo.sh",
+    "scripts/install.sh",
+    "scripts/multinode_trainer.slurm",
+    "scripts/test.sh",
+    "scripts/upstream_tests.sh",
+]
+
 pytestmark = pytest.mark.skipif(os.name == "nt" or shutil.which("bash") is None, reason="the scripts are bash's")
 
 # Plays python3: notes its arguments, working folder and a part of its environment; makes "virtual environments" that
@@ -71,7 +80,7 @@ class Setting:
         self.bin.mkdir()
         self.stub("python3", STUB)
         (self.repo / "scripts").mkdir(parents=True)
-        for name in ("run_train.sh", "scripts/install.sh", "scripts/test.sh", "pyproject.toml", "constraints.txt"):
+        for name in (*SCRIPTS, "pyproject.toml", "constraints.txt"):
             shutil.copy(REPOSITORY / name, self.repo / name)
         shutil.copytree(REPOSITORY / "train_configs", self.repo / "train_configs")
         self.environment = {
@@ -164,10 +173,19 @@ def test_the_tests_tools_are_added_once_and_kept(setting):
     assert setting.calls() == []
 
 
+def test_each_extra_is_added_to_those_that_are_there(setting):
+    for extra, installed in (("plot", "[plot]"), ("dev", "[dev,plot]")):
+        assert setting.run("scripts/install.sh", extra).stdout == f"{setting.venv_python}\n"
+        assert [call.endswith(installed) for call in setting.calls("pip")] == [True]
+    for extra in ("", "dev", "plot"):
+        assert setting.run("scripts/install.sh", *extra.split()).returncode == 0
+    assert setting.calls() == []
+
+
 def test_an_active_environment_without_the_tests_tools_does_not_do_for_the_tests(setting):
     setting.has("torchtitan-zephon", "pytest")
     assert setting.run("scripts/install.sh", "dev").stdout == f"{setting.venv_python}\n"
-    setting.has("torchtitan-zephon", "hypothesis", "mypy", "pytest", "pytest-timeout", "ruff")
+    setting.has("torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "ruff")
     assert setting.run("scripts/install.sh", "dev").stdout == f"{setting.bin}/python3\n"
 
 
@@ -380,7 +398,7 @@ def test_help_runs_in_one_process_and_makes_nothing(train, spelling):
 
 @pytest.fixture
 def tools(setting):
-    setting.has("torchtitan-zephon", "hypothesis", "mypy", "pytest", "pytest-timeout", "ruff")
+    setting.has("torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "ruff")
     return setting
 
 
@@ -413,10 +431,162 @@ def test_ci_runs_the_test_script():
     assert "scripts/test.sh" in (REPOSITORY / ".ci" / "run").read_text()
 
 
-@pytest.mark.parametrize("name", ["run_train.sh", "scripts/install.sh", "scripts/test.sh", ".ci/run"])
+@pytest.mark.parametrize("name", [*SCRIPTS, ".ci/run"])
 def test_scripts_can_be_executed_and_parsed(name):
     assert os.access(REPOSITORY / name, os.X_OK)
     assert subprocess.run(["bash", "-n", str(REPOSITORY / name)]).returncode == 0
+
+
+# multinode_trainer.slurm
+
+
+@pytest.fixture
+def slurm(setting):
+    """Runs the job's script as Slurm does: a copy of it in another folder, on the first machine."""
+    setting.has("torchtitan-zephon")
+    setting.stub("srun", '#!/bin/bash\n[ "$1" = --kill-on-bad-exit=1 ] || exit 9\nshift\nexec "$@"\n')
+    setting.stub("scontrol", '#!/bin/bash\necho "node-${3%%,*}"\necho node-last\n')
+    setting.environment |= {
+        "SLURM_JOB_ID": "1234567",
+        "SLURM_JOB_NODELIST": "7,8,9",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_GPUS_ON_NODE": "4",
+        "SLURM_SUBMIT_DIR": str(setting.repo),
+    }
+    shutil.copytree(setting.repo / "scripts", setting.repo / "spool")
+
+    def slurm(*args: str, **environment: str):
+        return setting.run("spool/multinode_trainer.slurm", *args, cwd=setting.bin, **environment)
+
+    return slurm
+
+
+def test_a_slurm_job_starts_the_trainer_on_every_machine(setting, slurm):
+    result = slurm("train_configs/qwen3_debug.toml", "--training.steps", "7", SLURM_RESTART_COUNT="2")
+    assert result.returncode == 0, result.stderr
+    (run,) = setting.calls("run")
+    assert "-m torch.distributed.run --nnodes 3 --nproc_per_node 4 --max_restarts 0 " in run
+    assert "--rdzv_id 1234567-2 --rdzv_backend c10d --rdzv_endpoint node-7:24567 " in run
+    assert "-m torchtitan.train --job.config_file train_configs/qwen3_debug.toml --training.steps 7 |" in run
+    assert f"| in {setting.repo} |" in run and f"PYTHONPATH={setting.repo}" in run
+
+
+def test_a_slurm_job_trains_the_8b_config_by_default(setting, slurm):
+    assert slurm().returncode == 0
+    assert "--job.config_file train_configs/llama3_8b.toml |" in setting.calls("run")[0]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"SLURM_JOB_ID": ""}, "start it with sbatch"),
+        ({"SLURM_SUBMIT_DIR": "/usr"}, "/usr is not the repository"),
+    ],
+)
+def test_a_slurm_job_that_cannot_start_says_why(setting, slurm, environment, message):
+    result = slurm(**environment)
+    assert result.returncode == 1 and message in result.stderr
+    assert "no config nope.toml" in slurm("nope.toml").stderr
+    assert setting.calls("run") == []
+
+
+# elastic_demo.sh
+
+
+def test_the_demo_trains_2_then_3_then_1_ranks_in_one_folder(setting):
+    setting.has("torchtitan-zephon", "matplotlib")
+    result = setting.run("scripts/elastic_demo.sh", "--training.local_batch_size", "3")
+    assert result.returncode == 0, result.stderr
+    *calls, comparison = setting.calls()
+    starts = [call for call in calls if "torch.distributed.run" in call]
+    out = setting.repo / "outputs" / "elastic_demo"
+    expected = [(2, "uninterrupted", 12), (2, "elastic", 4), (3, "elastic", 8), (1, "elastic", 12)]
+    for start, (ranks, name, steps) in zip(starts, expected, strict=True):
+        assert f"--nproc_per_node {ranks} " in start
+        assert "--training.local_batch_size 3 " in start
+        assert f"--job.dump_folder {out}/{name} --training.steps {steps} " in start
+    assert comparison.startswith(
+        f"script {setting.repo}/scripts/elastic_demo.py {out}/uninterrupted/record {out}/elastic"
+    )
+
+
+@pytest.mark.parametrize(("gpus", "on_cpu"), [(1, True), (2, True), (3, False), (8, False)])
+def test_the_demo_uses_gpus_where_there_are_three(setting, gpus, on_cpu):
+    setting.has("torchtitan-zephon", "matplotlib")
+    setting.stub("nvidia-smi", f'#!/bin/bash\nfor i in $(seq {gpus}); do echo "GPU $i: X (UUID: GPU-$i)"; done\n')
+    del setting.environment["CUDA_VISIBLE_DEVICES"]
+    result = setting.run("scripts/elastic_demo.sh")
+    assert ("training on the CPU" in result.stderr) == on_cpu
+    # CPU processes share the cores; those with a GPU keep their threads.
+    assert all(("OMP= " not in call) == on_cpu for call in setting.calls("run"))
+
+
+def test_a_demo_run_that_fails_fails_the_demo_and_shows_its_log(setting):
+    setting.has("torchtitan-zephon", "matplotlib")
+    result = setting.run("scripts/elastic_demo.sh", STUB_FAILS="torch.distributed.run")
+    assert result.returncode == 1
+    assert "uninterrupted.log" in result.stderr
+
+
+# upstream_tests.sh, which needs the real Python: it imports the overlay
+
+
+def checkout(folder: Path, version: str = "0.2.2") -> Path:
+    """A folder that looks like a checkout of TorchTitan, with one test of the overlay and one that fails."""
+    for name, text in {
+        "pyproject.toml": '[project]\nname = "torchtitan"\n',
+        "assets/version.txt": f"{version}\n",
+        "torchtitan/__init__.py": "raise ImportError('the tested code is not the checkout')\n",
+        "tests/__init__.py": "",
+        "tests/unit_tests/__init__.py": "",
+        "tests/unit_tests/helper.py": "NAME = 'zephon'\n",
+        "tests/unit_tests/test_job_config.py": (
+            "from tests.unit_tests.helper import NAME\n"
+            "from torchtitan.config import JobConfig\n"
+            "def test_overlay():\n"
+            "    assert JobConfig().data.loading_strategy != NAME\n"
+            "    assert open('assets/version.txt').read()\n"
+        ),
+        "tests/unit_tests/test_checkpoint.py": "def test_fails():\n    assert False\n",
+        "tests/unit_tests/test_other.py": "raise ImportError('not asked for')\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def upstream_tests(*args: str | Path):
+    return subprocess.run(
+        ["bash", str(REPOSITORY / "scripts" / "upstream_tests.sh"), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_upstreams_tests_run_on_top_of_the_overlay(tmp_path):
+    folder = checkout(tmp_path / "a checkout")
+    passed = upstream_tests(folder, "-k", "overlay")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert "1 passed" in passed.stdout
+    assert "left out: tests/unit_tests/test_tokenizer.py" in passed.stderr
+    failed = upstream_tests(folder)
+    assert failed.returncode == 1 and "1 failed, 1 passed" in failed.stdout
+
+
+def test_a_folder_that_is_no_checkout_of_the_tag_is_refused(tmp_path):
+    assert "usage: scripts/upstream_tests.sh CHECKOUT" in upstream_tests().stderr
+    assert "usage:" in upstream_tests("--help").stdout
+    folders = {
+        "there is no folder": tmp_path / "none",
+        "no checkout of TorchTitan": tmp_path,
+        "is TorchTitan 0.3.0, and this fork stands on v0.2.2": checkout(tmp_path / "newer", "0.3.0"),
+        "has no tests/unit_tests": checkout(tmp_path / "package"),
+    }
+    shutil.rmtree(folders["has no tests/unit_tests"] / "tests")
+    for message, folder in folders.items():
+        result = upstream_tests(folder)
+        assert result.returncode == 2 and message in result.stderr
 
 
 # make_demo_data.py
