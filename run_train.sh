@@ -25,15 +25,7 @@ if [ ! -f "$config" ]; then
 fi
 config=$(cd "$(dirname "$config")" && pwd -P)/$(basename "$config")
 
-num_gpus=0
-if command -v nvidia-smi >/dev/null; then
-    num_gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
-    case ${CUDA_VISIBLE_DEVICES-unset} in
-        unset) ;;
-        "" | -1) num_gpus=0 ;;
-        *) num_gpus=$(echo "$CUDA_VISIBLE_DEVICES" | tr ',' '\n' | grep -c .) ;;
-    esac
-fi
+num_gpus=$("$repo/scripts/num_gpus.sh")
 if [ -z "${NGPU:-}" ]; then
     NGPU=$((num_gpus > 0 ? num_gpus : 2))
 fi

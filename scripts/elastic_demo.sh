@@ -15,15 +15,7 @@ repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 out=$repo/outputs/elastic_demo
 python=$("$repo/scripts/install.sh" plot)
 
-num_gpus=0
-if command -v nvidia-smi >/dev/null; then
-    num_gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
-    case ${CUDA_VISIBLE_DEVICES-unset} in
-        unset) ;;
-        "" | -1) num_gpus=0 ;;
-        *) num_gpus=$(echo "$CUDA_VISIBLE_DEVICES" | tr ',' '\n' | grep -c .) ;;
-    esac
-fi
+num_gpus=$("$repo/scripts/num_gpus.sh")
 if [ "$num_gpus" -lt 3 ]; then
     [ "$num_gpus" = 0 ] || echo "elastic_demo.sh: 3 ranks need 3 GPUs, and there are $num_gpus: training on the CPU" >&2
     export CUDA_VISIBLE_DEVICES=

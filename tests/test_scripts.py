@@ -18,6 +18,7 @@ SCRIPTS = [
     "run_train.sh",
     "scripts/elastic_demo.sh",
     "scripts/install.sh",
+    "scripts/num_gpus.sh",
     "scripts/multinode_trainer.slurm",
     "scripts/test.sh",
     "scripts/upstream_tests.sh",

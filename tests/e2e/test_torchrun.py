@@ -65,7 +65,7 @@ class Run:
         name: str,
         ngpu: int,
         *arguments: str,
-        train_file: str = "tests.e2e.recording_train",
+        train_file: str = "scripts.recording_train",
         **environment: str,
     ) -> None:
         self.folder = folder / name
@@ -97,7 +97,7 @@ class Run:
                 ranks = by_rank.setdefault(line["step"], {})
                 # TP peers have the same place in the batch mesh, and must have the same rows.
                 assert ranks.setdefault(line["dp_rank"], line["rows"]) == line["rows"]
-                self.cursors.setdefault(line["step"], set()).add(line["cursor"])
+                self.cursors.setdefault(line["step"], set()).add(line["end"])
                 if line["loss"] is not None:
                     self.losses[line["step"]] = line["loss"]
         for step, ranks in by_rank.items():
@@ -171,7 +171,17 @@ def test_resuming_with_tensor_parallel_peers_and_workers_trains_on_the_same_samp
 
 
 def test_two_samples_swapped_between_steps_are_noticed(folder, reference):
-    run = resume(folder, "swapped", reference, 4, 2, "--training.steps", "6", PLANT_SWAP="50,62")
+    run = resume(
+        folder,
+        "swapped",
+        reference,
+        4,
+        2,
+        "--training.steps",
+        "6",
+        train_file="tests.e2e.planted_train",
+        PLANT_SWAP="50,62",
+    )
     assert run.status == 0, run.output
     assert {"samples of step 5", "samples of step 6", "loss of step 5"} <= set(differences(run, reference))
 
