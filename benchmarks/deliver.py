@@ -55,7 +55,7 @@ def main() -> None:
         places = list(zip(place.shard.tolist(), (place.sample * args.seq_len).tolist(), strict=True))
         maps = [store.tokens(shard) for shard in range(args.shards)]
         checksum = sum(int(tokens.sum()) for tokens in maps)  # brings every page into memory
-        print(f"store: {store.manifest.tokens:,} tokens in {args.shards} shards (checksum {checksum})")
+        print(f"store: {store.num_tokens:,} tokens in {args.shards} shards (checksum {checksum})")
         ratios = []
         for round_number in range(args.rounds):
             limit = copy_rows(maps, places, args.rows, args.seq_len)

@@ -73,7 +73,7 @@ class DataConfig:
     shard_bytes: int = 0
     """
     Bytes of input that make one shard; 0 takes a 1,024th of the source, at least 16 MiB and at most
-    1 GiB. Another value gives another store and another order
+    1 GiB, or 256 MiB where the size is not known. Another value gives another store and another order
     """
 
     max_build_minutes: float = 30.0

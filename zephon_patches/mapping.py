@@ -20,6 +20,7 @@ from zephon_patches.errors import MappingError
 __all__ = [
     "Topology",
     "best_local_batch_size",
+    "check",
     "even_steps",
     "micro_batches_per_step",
     "next_cursor",

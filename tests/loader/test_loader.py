@@ -11,7 +11,7 @@ from tests.corpora import D60, D240, make_corpus
 from tests.reference import IGNORE
 from tests.resume import Place, Run, builder, check_steps, expected_stream, rows_of
 from zephon_patches import DataConfig, SourceConfig, build_loader
-from zephon_patches.errors import ConfigError, InputError, LoaderError, MappingError
+from zephon_patches.errors import ConfigError, InputError, LoaderError, MappingError, StateError
 
 
 @pytest.fixture(scope="module")
@@ -184,11 +184,25 @@ def test_a_finished_loader_starts_no_second_epoch_but_can_be_moved_back(corpus):
     assert loader.cursor == 330
 
 
-def test_a_state_beyond_the_end_of_finite_data_gives_nothing(corpus):
+def test_a_state_beyond_the_end_of_finite_data_is_refused(corpus):
     loader = a_loader(corpus, infinite=False)
-    loader.load_state_dict({**loader.state_dict(), "cursor": 400})
+    with pytest.raises(StateError, match=r"cursor is 400, .* ends at sample 330"):
+        loader.load_state_dict({**loader.state_dict(), "cursor": 400})
+    with pytest.raises(LoaderError, match="cursor = 331: expected 0 to 330"):
+        loader.seek(331)
+    loader.seek(330)
     assert list(loader) == []
-    assert loader.cursor == 400
+
+
+@pytest.mark.parametrize("size", [4.0, True, "4", None])
+def test_a_size_that_is_no_integer_is_refused_by_name(corpus, size):
+    with pytest.raises(ConfigError, match=r"global_batch_size = .*: expected an integer"):
+        a_loader(corpus, Place(1, 4, size))
+
+
+def test_sizes_from_numpy_are_sizes(corpus):
+    states = [a_loader(corpus, Place(1, 4, size)).state_dict() for size in (12, np.int64(12))]
+    assert states[0] == states[1]
 
 
 # --- iterators and loads ---

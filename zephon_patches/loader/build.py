@@ -1,5 +1,6 @@
 """Builds loaders: opens the stores, or makes them first, and lays the global order over them."""
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,10 @@ def build_loader(
         MappingError: There are more ranks than samples in a global batch.
         StoreError: A store is damaged, or cannot be built here.
     """
-    topology = Topology(dp_rank, dp_size)
+    seq_len = _whole("seq_len", seq_len)
+    global_batch_size = _whole("global_batch_size", global_batch_size)
+    local_batch_size = _whole("local_batch_size", local_batch_size)
+    topology = Topology(_whole("dp_rank", dp_rank), _whole("dp_size", dp_size))
     mapping.check(global_batch_size, local_batch_size, topology)  # before hours of tokenizing
     delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
     order, reader, description = _open(config, tokenizer, seq_len, dp_rank, inputs)
@@ -105,9 +109,10 @@ def build_evaluation_loader(
 
     The others, and what is raised, as ``build_loader``.
     """
-    topology = Topology(dp_rank, dp_size)
-    mapping.check(local_batch_size * dp_size, local_batch_size, topology)
-    if num_batches is not None and num_batches < 1:
+    seq_len, local_batch_size = _whole("seq_len", seq_len), _whole("local_batch_size", local_batch_size)
+    topology = Topology(_whole("dp_rank", dp_rank), _whole("dp_size", dp_size))
+    mapping.check(local_batch_size * topology.dp_size, local_batch_size, topology)
+    if num_batches is not None and _whole("num_batches", num_batches) < 1:
         raise ConfigError(f"num_batches = {num_batches}: expected at least 1, or None for every sample")
     delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
     order, reader, _ = _open(config, tokenizer, seq_len, dp_rank, inputs)
@@ -119,6 +124,17 @@ def build_evaluation_loader(
         num_batches=num_batches,
         delivery=delivery,
     )
+
+
+def _whole(name: str, value: Any) -> int:
+    """``value`` as a Python int; NumPy's integers would not fit into the state, and a float or bool is a slip.
+
+    Raises:
+        ConfigError: It is no integer.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConfigError(f"{name} = {value!r}: expected an integer")
+    return operator.index(value)
 
 
 def _open(
@@ -149,7 +165,7 @@ def _open(
         samples = num_samples(store.tokens_per_shard, seq_len)
         if not samples.sum():
             raise InputError(
-                f"source {source.name!r}: {store.manifest.tokens:,} tokens in {store.manifest.documents:,} documents "
+                f"source {source.name!r}: {store.num_tokens:,} tokens in {store.num_documents:,} documents "
                 f"({source.path}) give no sample; a sample needs two tokens in a row"
             )
         orders.append(SourceOrder(source.name, samples, config.seed, config.shuffle_shards))
@@ -168,9 +184,9 @@ def _open(
 
 def _describe_source(source: Input, store: TokenStore, samples: int) -> dict[str, Any]:
     return {
-        "data": store.manifest.data_fingerprint,
+        "data": store.data_fingerprint,
         "name": source.name,
         "recipe": store.folder.name.partition("-")[0],
         "samples": samples,
-        "tokens": store.manifest.tokens,
+        "tokens": store.num_tokens,
     }

@@ -8,6 +8,7 @@ batch means close to the mean over all samples, whatever the number of ranks.
 
 from collections.abc import Iterator
 
+from zephon_patches.errors import LoaderError
 from zephon_patches.loader.collate import Item, MicroBatchReader
 from zephon_patches.loader.plan import plan_rows
 from zephon_patches.loader.workers import Delivery, ItemReader
@@ -46,6 +47,7 @@ class EvaluationLoader:
         self._samples = order.end(epochs=1)
         self._num_batches = num_batches
         self._items = ItemReader(reader, delivery)
+        self._iterator: object | None = None  # marks the last pass
 
     def __len__(self) -> int:
         return -(-self._samples // self._batch_size) if self._num_batches is None else self._num_batches
@@ -56,4 +58,12 @@ class EvaluationLoader:
         else:
             steps = steps_from(0, self._batch_size, self._num_batches * self._batch_size)
         plan = plan_rows(self._order, steps, self._batch_size, self._local_batch_size, self._topology)
-        return self._items.items(plan)
+        self._iterator = marker = object()
+        return self._pass(self._items.items(plan), marker)
+
+    def _pass(self, items: Iterator[Item], marker: object) -> Iterator[Item]:
+        for item in items:
+            # Persistent workers serve one pass at a time: an older one would get the new one's items.
+            if self._iterator is not marker:
+                raise LoaderError("this pass was replaced by a later iter(loader); only the last one counts")
+            yield item

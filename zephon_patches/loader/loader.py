@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zephon_patches import mapping
-from zephon_patches.errors import LoaderError
+from zephon_patches.errors import LoaderError, StateError
 from zephon_patches.loader.collate import Item, MicroBatchReader, Row
 from zephon_patches.loader.plan import plan_rows
 from zephon_patches.loader.state import CURSOR, ORDER, check_order, read_state
@@ -102,8 +102,9 @@ class Loader:
         Raises:
             LoaderError: The number is negative or above any order's.
         """
-        if not 0 <= cursor <= MAX_NUMBER:
-            raise LoaderError(f"cursor = {cursor:,}: expected 0 to {MAX_NUMBER:,}")
+        last = MAX_NUMBER if self._end is None else self._end
+        if not 0 <= cursor <= last:
+            raise LoaderError(f"cursor = {cursor:,}: expected 0 to {last:,}")
         self._cursor = cursor
         self._delivered = 0
         self.samples_delivered = 0
@@ -128,8 +129,6 @@ class Loader:
             for source, (epoch, position, size) in zip(present["sources"], self._order.epochs_at(cursor), strict=True)
         )
         logger.info("data: resume at sample %s (%s)", f"{cursor:,}", places)
-        if self._end is not None and cursor >= self._end:
-            logger.warning("data: it ends at sample %s, so nothing is left to read", f"{self._end:,}")
         before = saved["global_batch_size"]
         if before != self.global_batch_size:
             logger.info(
@@ -147,6 +146,10 @@ class Loader:
         """
         cursor, saved = read_state(state_dict)
         check_order(saved, json.loads(self._description), cursor, self._reader.data_changes)
+        if self._end is not None and cursor > self._end:
+            raise StateError(
+                f"loader state: cursor is {cursor:,}, but this loader reads one epoch and ends at sample {self._end:,}"
+            )
         return cursor, saved
 
     def __iter__(self) -> Iterator[Item]:

@@ -9,6 +9,7 @@ One process builds, holding a lock that the system releases when it dies; the ot
 do not wait in a collective, so a long build runs into no timeout of the process group.
 """
 
+import errno
 import json
 import logging
 import os
@@ -46,7 +47,11 @@ PLAN, UNITS, PROGRESS, LOCK = "plan.json", "units", "progress.json", "build.lock
 # Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
 # What is tokenized to estimate the time, and the least text for which that is worth it.
-_SAMPLE_CHARACTERS, _ESTIMATED_BYTES = 1 << 20, 64 << 20
+_SAMPLE_BYTES, _SAMPLE_SECONDS, _ESTIMATED_BYTES = 1 << 20, 10.0, 64 << 20
+# What systems answer where locks are not supported, as on Lustre mounted without flock.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+# A builder that was begun in time may end a little late.
+_PATIENCE_SECONDS = 60.0
 _POLL_SECONDS, _PROGRESS_SECONDS, _REPORT_SECONDS = 0.2, 1.0, 10.0
 
 
@@ -123,7 +128,10 @@ def _build_or_wait(builder: "_Builder") -> None:
     folder = builder.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / LOCK)
+        # Without the system's locks the library would take a file that is there for a lock: one that a killed
+        # builder left would be waited for, for ever.
+        lock = filelock.FileLock(folder / LOCK, fallback_to_soft=False)
+        started = time.monotonic()
         reported = -_REPORT_SECONDS
         while not builder.is_finished():
             try:
@@ -135,8 +143,14 @@ def _build_or_wait(builder: "_Builder") -> None:
                 if time.monotonic() - reported >= _REPORT_SECONDS:
                     logger.info("source %r: waiting for its store, %s", builder.source.name, _progress_of(folder))
                     reported = time.monotonic()
+                builder.check_wait(started)
                 time.sleep(_POLL_SECONDS)
     except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise StoreError(
+                f"{folder}: this file system has no file locks ({error}), which building a store needs; set "
+                "data.cache_dir to one that has, or prepare the store there and copy its folder here"
+            ) from error
         if builder.is_closed():  # on a read-only disk, say: nothing has to be written to use it
             builder.build()
             return
@@ -201,7 +215,10 @@ class _Builder:
         records: list[ShardRecord] = []
         with closing(_Progress(self.source.name, self.folder, sizes)) as progress:
             for number, unit in enumerate(units):
-                records.extend(self._unit(number, unit, progress))
+                for record in self._unit(number, unit, progress):
+                    records.append(record)
+                    if not sum(sizes):
+                        self._check_time(started)
                 progress.end_unit()
         manifest = Manifest(self._recipe, self._dtype.str, self.source.files, records)
         write_atomic(self.folder / MANIFEST, manifest.to_json())
@@ -241,37 +258,67 @@ class _Builder:
 
     def _announce(self, units: list[list[InputRange]]) -> None:
         """Says what is to be done and about how long it takes; refuses where that is too long."""
-        todo = [unit for number, unit in enumerate(units) if self._finished_shard(number, 0) is None]
-        size = sum(self.source.text_bytes(piece) for unit in todo for piece in unit)
-        minutes = self._minutes_for(todo[0], size) if size >= _ESTIMATED_BYTES else 0.0
-        logger.info(
-            "source %r: tokenizing %s of %s units (%s MB)%s",
-            self.source.name,
-            f"{len(todo):,}",
-            f"{len(units):,}",
-            f"{size / 1e6:,.1f}",
-            f", about {minutes:,.1f} minutes" if minutes else "",
-        )
+        todo = [unit for number, unit in enumerate(units) if not self._is_done(number)]
+        size = sum(self.source.num_bytes(piece) for unit in todo for piece in unit)
+        minutes = self._minutes_for(todo, size) if size >= _ESTIMATED_BYTES else 0.0
+        name = self.source.name
+        if todo and not size:
+            limit = "" if self._max_minutes is None else f"; stops after {self._max_minutes:g} minutes if not done then"
+            logger.info("source %r: tokenizing an unknown amount of text%s", name, limit)
+        else:
+            about = f", about {minutes:,.1f} minutes" if minutes else ""
+            counts = f"{len(todo):,} of {len(units):,}"
+            logger.info("source %r: tokenizing %s units (%s MB)%s", name, counts, f"{size / 1e6:,.1f}", about)
         if self._max_minutes is not None and minutes > self._max_minutes:
             raise ConfigError(
-                f"source {self.source.name!r}: tokenizing {size / 1e6:,.0f} MB would take about {minutes:,.1f} minutes "
-                f"here, above data.max_build_minutes = {self._max_minutes:g}, while all ranks wait. {self._advice()}"
+                f"source {name!r}: tokenizing {size / 1e6:,.0f} MB would take about {minutes:,.1f} minutes here, above "
+                f"data.max_build_minutes = {self._max_minutes:g}, while all ranks wait. {self.advice()}"
             )
 
-    def _minutes_for(self, unit: list[InputRange], size: int) -> float:
-        """About how long ``size`` bytes of text take, from the first documents of a unit."""
+    def _is_done(self, number: int) -> bool:
+        part = 0
+        while (done := self._finished_shard(number, part)) is not None:
+            if done[1]:
+                return True
+            part += 1
+        return False
+
+    def _minutes_for(self, units: list[list[InputRange]], size: int) -> float:
+        """About how long ``size`` bytes of input take, from the first documents of some units."""
         started = time.monotonic()
         sampled = 0
-        for piece in self.source.pieces(unit, self._shard_bytes, 0):
-            for origins, texts in _batches(piece, _SAMPLE_CHARACTERS):
+        for unit in units:
+            piece, piece_size = self.source.sample(unit, _SAMPLE_BYTES)
+            sampled_texts = 0
+            for origins, texts in _batches(piece):
                 self._encode(texts, origins, piece)
-                sampled += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-                if sampled >= _SAMPLE_CHARACTERS:
-                    return (time.monotonic() - started) / sampled * size / 60
-            break
-        return 0.0  # too few texts to tell
+                sampled_texts += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+                if time.monotonic() - started > _SAMPLE_SECONDS:  # a large row group; its texts will do
+                    piece_size = sampled_texts
+                    break
+            sampled += piece_size
+            if sampled >= _SAMPLE_BYTES or time.monotonic() - started > _SAMPLE_SECONDS:
+                break
+        return (time.monotonic() - started) / max(sampled, 1) * size / 60
 
-    def _advice(self) -> str:
+    def check_wait(self, started: float) -> None:
+        """Ends the waiting for another builder when it takes too long."""
+        if self._max_minutes is not None and time.monotonic() - started > 60 * self._max_minutes + _PATIENCE_SECONDS:
+            raise ConfigError(
+                f"source {self.source.name!r}: its store is not finished after waiting for data.max_build_minutes = "
+                f"{self._max_minutes:g} ({_progress_of(self.folder)}); start again when it is, or raise the setting"
+            )
+
+    def _check_time(self, started: float) -> None:
+        """Ends a build whose size was not known, so that it could not be estimated, when it takes too long."""
+        minutes = (time.monotonic() - started) / 60
+        if self._max_minutes is not None and minutes > self._max_minutes:
+            raise ConfigError(
+                f"source {self.source.name!r}: tokenizing is not done after data.max_build_minutes = "
+                f"{self._max_minutes:g}; what is done is kept, and the next start goes on from there. {self.advice()}"
+            )
+
+    def advice(self) -> str:
         arguments = self.source.prepare_arguments()
         if arguments is None:
             return "Start once with NGPU=1 and a larger data.max_build_minutes"
@@ -364,9 +411,7 @@ class _Builder:
             logger.info("source %r: unchanged, but %s cannot be written to keep that", self.source.name, self.folder)
 
 
-def _batches(
-    piece: Piece, batch_characters: int = _BATCH_CHARACTERS
-) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
+def _batches(piece: Piece) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
     origins: list[tuple[int, int]] = []
     texts: list[str] = []
     characters = 0
@@ -374,7 +419,7 @@ def _batches(
         origins.append(origin)
         texts.append(text)
         characters += len(text)
-        if len(texts) >= _BATCH_DOCUMENTS or characters >= batch_characters:
+        if len(texts) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
             yield origins, texts
             origins, texts, characters = [], [], 0
     if texts:

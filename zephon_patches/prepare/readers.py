@@ -30,9 +30,6 @@ class Format(Protocol):
     def bytes_of(self, path: Path, start: int, stop: int) -> tuple[int, int]:
         """The range of the file's bytes that holds the records of a range of positions."""
 
-    def text_bytes(self, path: Path, start: int, stop: int, text_field: str) -> int:
-        """About how many bytes of text a range holds."""
-
     def texts(self, path: Path, start: int, stop: int, text_field: str) -> Iterator[str | None]:
         """The text of each record of a range.
 
@@ -67,9 +64,6 @@ class JsonLines:
 
     def bytes_of(self, path: Path, start: int, stop: int) -> tuple[int, int]:
         return start, stop
-
-    def text_bytes(self, path: Path, start: int, stop: int, text_field: str) -> int:
-        return stop - start
 
     def texts(self, path: Path, start: int, stop: int, text_field: str) -> Iterator[str | None]:
         with open(path, "rb") as file:
@@ -121,9 +115,6 @@ class PlainText:
     def bytes_of(self, path: Path, start: int, stop: int) -> tuple[int, int]:
         return start, stop
 
-    def text_bytes(self, path: Path, start: int, stop: int, text_field: str) -> int:
-        return stop - start
-
     def texts(self, path: Path, start: int, stop: int, text_field: str) -> Iterator[str | None]:
         try:
             yield path.read_bytes().decode("utf-8-sig")
@@ -154,12 +145,6 @@ class Parquet:
         metadata = self._open(path).metadata
         spans = [self._row_group_bytes(metadata.row_group(group)) for group in range(start, stop)]
         return min(first for first, _ in spans), max(last for _, last in spans)
-
-    def text_bytes(self, path: Path, start: int, stop: int, text_field: str) -> int:
-        metadata = self._open(path).metadata
-        groups = [metadata.row_group(group) for group in range(start, stop)]
-        columns = [group.column(index) for group in groups for index in range(group.num_columns)]
-        return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == text_field)
 
     def texts(self, path: Path, start: int, stop: int, text_field: str) -> Iterator[str | None]:
         import pyarrow

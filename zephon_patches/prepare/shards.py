@@ -11,6 +11,7 @@ Worked case, ``shard_bytes`` = 100, lines of 40 bytes, files a (60 bytes: lines 
 """
 
 import glob
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,9 +28,12 @@ from zephon_patches.store.manifest import FileRecord, InputRange
 
 __all__ = ["FileInput", "Input", "Piece", "RecordInput", "cut_units", "hash_range"]
 
+logger = logging.getLogger(__name__)
+
 MIB = 1 << 20
 MIN_SHARD_BYTES, MAX_SHARD_BYTES = 16 * MIB, 1024 * MIB
 SHARDS_PER_SOURCE = 1024
+UNKNOWN_SIZE_SHARD_BYTES = 256 * MIB  # of a data set from a hub
 
 _BLOCK = 4 * MIB
 
@@ -73,8 +77,8 @@ class Input(Protocol):
     def num_bytes(self, piece: InputRange) -> int:
         """Bytes of a range of a unit, for telling how far a build is."""
 
-    def text_bytes(self, piece: InputRange) -> int:
-        """About how many bytes of text a range holds, for estimates of time."""
+    def sample(self, unit: Sequence[InputRange], room: int) -> tuple[Piece, int]:
+        """The first documents of a unit, from about ``room`` bytes of input, and how many bytes those are."""
 
     def prepare_arguments(self) -> list[str] | None:
         """The arguments with which ``zephon-data prepare`` reads this source; None if it cannot."""
@@ -118,9 +122,11 @@ class FileInput:
         start, stop = self._bytes_of(piece)
         return stop - start
 
-    def text_bytes(self, piece: InputRange) -> int:
-        path = self._path(piece)
-        return format_of(path).text_bytes(path, piece.start, piece.stop, self._text_field)
+    def sample(self, unit: Sequence[InputRange], room: int) -> tuple[Piece, int]:
+        first = unit[0]
+        path = self._path(first)
+        stop, size = format_of(path).advance(path, first.start, first.stop, room)
+        return _FilePiece(self, [replace(first, stop=stop)]), size
 
     def prepare_arguments(self) -> list[str] | None:
         return ["--source", f"{self.name}={os.path.abspath(self.path)}", "--text-field", self._text_field]
@@ -228,8 +234,9 @@ class RecordInput:
     def num_bytes(self, piece: InputRange) -> int:
         return sum(file.bytes for file in self.files)  # the one unit reads them all
 
-    def text_bytes(self, piece: InputRange) -> int:
-        return self.num_bytes(piece)
+    def sample(self, unit: Sequence[InputRange], room: int) -> tuple[Piece, int]:
+        # The records' size in their files is not known; that of their texts comes near it, from below.
+        return _RecordPiece(self, self._numbered(), 0, room), room
 
     def prepare_arguments(self) -> list[str] | None:
         return None
@@ -310,7 +317,9 @@ class _RecordPiece:
 
 def shard_bytes_for(setting: int, total_bytes: int) -> int:
     """``data.shard_bytes``, or its default for a source of this size."""
-    return setting or min(max(total_bytes // SHARDS_PER_SOURCE, MIN_SHARD_BYTES), MAX_SHARD_BYTES)
+    if setting or not total_bytes:
+        return setting or UNKNOWN_SIZE_SHARD_BYTES
+    return min(max(total_bytes // SHARDS_PER_SOURCE, MIN_SHARD_BYTES), MAX_SHARD_BYTES)
 
 
 def cut_units(files: Sequence[tuple[Path, int]], shard_bytes: int) -> list[list[InputRange]]:
@@ -377,9 +386,13 @@ def _list(path: str) -> tuple[Path, list[FileRecord]]:
     # The order is that of the names' bytes, whatever the file system lists first.
     paths.sort(key=lambda path: os.fsencode(path.relative_to(root).as_posix()))
     files = []
+    seen: dict[tuple[int, int], Path] = {}
     for found in paths:
         with _reading(found):  # a link that leads nowhere, say
             status = found.stat()
+        other = seen.setdefault((status.st_dev, status.st_ino), found)
+        if other is not found:
+            logger.warning("%s and %s are one file, so its documents are read twice", other, found)
         files.append(FileRecord(found.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns))
     return root, files
 

@@ -18,18 +18,25 @@ from zephon_patches.store.manifest import Manifest
 
 __all__ = ["TokenStore"]
 
+# Linux allows a process 65,530 maps; the oldest one goes when there are as many as this.
+_MAX_MAPS = 4096
+
 _PROT_READ = 1
 _MAP_SHARED = 1
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class TokenStore:
-    """The shards of one source.
+    """The shards of one source, opened for reading.
 
-    Pickles as its path, so worker processes open their own.
+    Keeps a few bytes a shard: what the manifest says of files and ranges is left on the disk. Pickles as what it
+    keeps, so worker processes read no manifest.
 
     Args:
         folder: Of the store.
+
+    Attributes:
+        tokens_per_shard: int64, shape ``(shards,)``.
 
     Raises:
         StoreError: There is no finished store in the folder.
@@ -37,42 +44,47 @@ class TokenStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest = Manifest.read(folder)
-        self.tokens_per_shard = np.array([shard.tokens for shard in self.manifest.shards], dtype=np.int64)
-        self._dtype = np.dtype(self.manifest.dtype)
-        self._maps: list[np.ndarray | None] = [None] * len(self.manifest.shards)
+        manifest = self.manifest
+        self.num_documents = manifest.documents
+        self.num_tokens = manifest.tokens
+        self.data_fingerprint = manifest.data_fingerprint
+        self.tokens_per_shard = np.array([shard.tokens for shard in manifest.shards], dtype=np.int64)
+        self._names = [shard.name for shard in manifest.shards]
+        self._dtype = np.dtype(manifest.dtype)
+        self._maps: dict[int, np.ndarray] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenStore, (self.folder,)
+    @property
+    def manifest(self) -> Manifest:
+        """The whole manifest, read anew."""
+        return Manifest.read(self.folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_maps": {}}
 
     def tokens(self, shard: int) -> np.ndarray:
         """All tokens of a shard: uint16 or int32, shape ``(tokens,)``, a read-only view of the file.
 
         Raises:
-            StoreError: The file is missing, cannot be read, or has another size than the manifest says.
+            StoreError: The file is missing or has another size than the manifest says.
         """
-        mapped = self._maps[shard]
+        mapped = self._maps.get(shard)
         if mapped is None:
+            if len(self._maps) >= _MAX_MAPS:
+                del self._maps[next(iter(self._maps))]
             mapped = self._maps[shard] = self._map(shard)
         return mapped
 
     def _map(self, shard: int) -> np.ndarray:
-        record = self.manifest.shards[shard]
-        path = self.folder / f"{record.name}.bin"
-        expected = record.tokens * self._dtype.itemsize
+        path = self.folder / f"{self._names[shard]}.bin"
+        expected = int(self.tokens_per_shard[shard]) * self._dtype.itemsize
+        again = f"remove {self.folder} to build the store anew"
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise StoreError(
-                f"{path}: cannot be opened ({error.strerror}); if it is lost, remove {self.folder} to build the store "
-                "anew"
-            ) from None
+            raise StoreError(f"{path}: cannot be opened ({error.strerror}); if it is lost, {again}") from None
         # Reading a map beyond the end of its file kills the process, so this is checked before.
         if size != expected:
-            raise StoreError(
-                f"{path}: {size:,} bytes, but the manifest says {expected:,}; remove {self.folder} to build the store "
-                "anew"
-            )
+            raise StoreError(f"{path}: {size:,} bytes, but the manifest says {expected:,}; {again}")
         return np.frombuffer(_map_file(path, expected), dtype=self._dtype) if size else np.empty(0, self._dtype)
 
 
