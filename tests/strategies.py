@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from tests.resume import Place
-from zephon_patches.order.global_order import MAX_NUMBER
+from zephon_patches.config import MAX_NUMBER
 
 MAX_DP = 24
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from zephon_patches import DataConfig, SourceConfig
-from zephon_patches.config import MAX_SEED, data_config_from_table
+from zephon_patches.config import MAX_SEED, Data, data_config_from_table
 from zephon_patches.errors import ConfigError
 
 
@@ -110,3 +110,16 @@ def test_an_empty_path_or_field_is_refused():
 def test_bounds_are_accepted():
     DataConfig(seed=0, shuffle_shards=0, shard_bytes=0)
     DataConfig(seed=MAX_SEED, shuffle_shards=1, shard_bytes=1)
+
+
+def test_a_validation_source_may_share_a_training_source_s_name_only_with_its_path():
+    web = SourceConfig("web", "a")
+    assert DataConfig(sources=[web], validation_sources=[SourceConfig("web", "a")])
+    with pytest.raises(ConfigError, match="'web' is that of a training source with another path"):
+        DataConfig(sources=[web], validation_sources=[SourceConfig("web", "b")])
+
+
+@pytest.mark.parametrize("value", [True, -1, 2**70, 1.5, "1"])
+def test_an_initial_cursor_that_is_none_is_refused_by_name(value):
+    with pytest.raises(ConfigError, match=r"data\.initial_cursor"):
+        Data(initial_cursor=value)

@@ -18,6 +18,10 @@ LoadingStrategy = Literal["stock", "zephon"]
 
 MAX_SEED = 2**63 - 1
 
+# The largest sequence number: above any run (10^18 samples), and far enough below 2**63 that sums of a few of them
+# do not overflow.
+MAX_NUMBER = 2**60
+
 _SOURCE_LISTS = ("sources", "validation_sources")
 
 # A source's name is the name of its folder in the cache, so it must be one on every file system.
@@ -117,6 +121,13 @@ class DataConfig:
             raise ConfigError(f"data.max_build_minutes = {minutes!r}: expected a number of minutes, 0 or more")
         for key in _SOURCE_LISTS:
             _check_sources(key, getattr(self, key))
+        paths = {source.name: source.path for source in self.sources}
+        for source in self.validation_sources:
+            if paths.get(source.name, source.path) != source.path:
+                raise ConfigError(
+                    f"data.validation_sources: the name {source.name!r} is that of a training source with another "
+                    "path, and their stores would share a folder; give it another name"
+                )
 
 
 @dataclass
@@ -143,8 +154,9 @@ class Data(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.initial_cursor, int) or self.initial_cursor < 0:
-            raise ConfigError(f"data.initial_cursor = {self.initial_cursor!r}: expected a sample's number, 0 or more")
+        _check_type("data.initial_cursor", self.initial_cursor, int)
+        if not 0 <= self.initial_cursor <= MAX_NUMBER:
+            raise ConfigError(f"data.initial_cursor = {self.initial_cursor:,}: expected 0 to {MAX_NUMBER:,}")
         allowed = get_args(LoadingStrategy)
         if self.loading_strategy not in allowed:
             raise ConfigError(

@@ -291,7 +291,7 @@ def refusal(loader, state: dict) -> str:
         loader.load_state_dict(state)
     assert loader.cursor == 0
     text = str(error.value)
-    assert "the checkpoint at sample 84 counts in another order of data" in text
+    assert "the state at sample 84 counts in another order of data" in text
     assert "Bring back what the checkpoint was written with" in text
     return text
 

@@ -223,7 +223,7 @@ def test_a_changed_setting_is_named_with_both_values(key, label):
     with pytest.raises(StateError) as error:
         check_order(saved, present, 84)
     text = str(error.value)
-    assert "the checkpoint at sample 84 counts in another order of data" in text
+    assert "the state at sample 84 counts in another order of data" in text
     assert f"{label}" in text
     assert f"{ORDER[key]!r} in the checkpoint, 'new' now" in text
 

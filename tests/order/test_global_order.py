@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.strategies import cursors, samples_per_shard, seeds, shuffle_shards
-from zephon_patches.order.global_order import MAX_NUMBER, GlobalOrder
+from zephon_patches.config import MAX_NUMBER
+from zephon_patches.order.global_order import GlobalOrder
 from zephon_patches.order.shuffle import SourceOrder
 
 

@@ -1,5 +1,6 @@
 """The store of a source: built once, continued, shared, found again, refused."""
 
+import errno
 import io
 import json
 import logging
@@ -1007,3 +1008,28 @@ def test_manifest_is_a_function_of_the_input_alone(mixed):
     first = open_store(mixed)
     assert Manifest.read(first.folder).to_json() == (first.folder / "manifest.json").read_bytes()
     assert first.manifest.dtype == np.dtype("<u2").str
+
+
+# What a review found
+
+
+def test_a_file_system_without_locks_is_refused_by_name(mixed, monkeypatch):
+    def flock(*arguments):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(StoreError, match="no file locks"):
+        open_store(mixed)
+
+
+def test_a_build_of_unknown_size_ends_at_the_limit_and_is_continued(tmp_path):
+    tokenizer = TextTokenizer(write_tokenizer(tmp_path / "tokenizer", [1] * 60))
+
+    def source():
+        return RecordInput("hub", {"dataset": "hub"}, lambda: iter([f"{i}_0" for i in range(60)]), lambda text: text)
+
+    with pytest.raises(ConfigError, match="not done after data.max_build_minutes = 0; what is done is kept"):
+        open_or_build(source(), tokenizer, tmp_path, 40, max_minutes=0)
+    assert len(list(tmp_path.glob("hub/*/units/*.json"))) == 1
+    whole = open_or_build(source(), tokenizer, tmp_path, 40)
+    assert whole.num_documents == 60

@@ -151,3 +151,19 @@ def test_offsets_go_past_4_gib(tmp_path):
     view = TokenStore(folder).tokens(0)
     assert len(view) == tokens
     assert (int(view[0]), int(view[tokens - 2]), int(view[tokens - 1])) == (1, 0, 42)
+
+
+def test_a_store_pickles_without_its_manifest_and_reads_the_same(tmp_path, monkeypatch):
+    store = TokenStore(make_store(tmp_path / "s", [[1, 2, 3], [4]]))
+    data = pickle.dumps(store)
+    monkeypatch.setattr(Manifest, "read", lambda folder: pytest.fail("a worker read the manifest"))
+    again = pickle.loads(data)
+    assert [again.tokens(shard).tolist() for shard in (0, 1)] == [[1, 2, 3], [4]]
+
+
+def test_only_so_many_shards_stay_mapped(tmp_path, monkeypatch):
+    monkeypatch.setattr("zephon_patches.store.reader._MAX_MAPS", 2)
+    store = TokenStore(make_store(tmp_path / "s", [[1], [2], [3]]))
+    for _ in range(2):
+        assert [store.tokens(shard).tolist() for shard in (0, 1, 2)] == [[1], [2], [3]]
+        assert len(store._maps) == 2

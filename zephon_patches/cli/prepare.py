@@ -36,7 +36,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--config", type=Path, help="training config (TOML); all its sources are prepared")
     parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
-    parser.add_argument("--text-field", default="text", help="its field or column with the text (text)")
+    parser.add_argument("--text-field", help="its field or column with the text (text)")
     parser.add_argument("--tokenizer", help="folder with tokenizer.json (the config's model.hf_assets_path)")
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
@@ -61,10 +61,16 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
     if (arguments.config is None) == (arguments.source is None):
         raise ConfigError("give either --config FILE or --source NAME=PATH")
     if arguments.config is not None:
+        if arguments.text_field is not None:
+            raise ConfigError("--text-field goes with --source; a config's sources have their own text_field")
         content = _read_toml(arguments.config)
-        data: DataConfig = data_config_from_table(content.get("data", {}), str(arguments.config), Data)
-        tokenizer = arguments.tokenizer or content.get("model", {}).get("hf_assets_path")
-        if not data.sources:
+        data: DataConfig = data_config_from_table(
+            _table(content, "data", arguments.config), str(arguments.config), Data
+        )
+        tokenizer = arguments.tokenizer or _table(content, "model", arguments.config).get("hf_assets_path")
+        if not isinstance(tokenizer, str | None):
+            raise ConfigError(f"{arguments.config}: [model]: hf_assets_path = {tokenizer!r}: expected a string")
+        if not (data.sources or data.validation_sources):
             raise ConfigError(
                 f"{arguments.config}: no [[data.sources]]; data sets of TorchTitan's registry are tokenized by the "
                 "run itself"
@@ -73,7 +79,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         name, equals, path = arguments.source.partition("=")
         if not equals:
             raise ConfigError(f"--source {arguments.source}: expected NAME=PATH, such as web=/data/web")
-        data = DataConfig(sources=[SourceConfig(name, path, arguments.text_field)])
+        text_field = "text" if arguments.text_field is None else arguments.text_field
+        data = DataConfig(sources=[SourceConfig(name, path, text_field)])
         tokenizer = arguments.tokenizer
     if not tokenizer:
         raise ConfigError("no tokenizer: give --tokenizer FOLDER (with tokenizer.json)")
@@ -83,6 +90,13 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         data.shard_bytes = arguments.shard_bytes
     data.__post_init__()  # checks what the options set
     return data, tokenizer
+
+
+def _table(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    table = content.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: {name} must be one [{name}] table, found {table!r}")
+    return table
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

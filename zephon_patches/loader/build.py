@@ -115,10 +115,11 @@ def build_evaluation_loader(
     if num_batches is not None and _whole("num_batches", num_batches) < 1:
         raise ConfigError(f"num_batches = {num_batches}: expected at least 1, or None for every sample")
     delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
-    order, reader, _ = _open(config, tokenizer, seq_len, dp_rank, inputs)
+    order, reader, description = _open(config, tokenizer, seq_len, dp_rank, inputs)
     return EvaluationLoader(
         order,
         reader,
+        describe_order(description, local_batch_size * topology.dp_size),
         local_batch_size=local_batch_size,
         topology=topology,
         num_batches=num_batches,

@@ -24,6 +24,7 @@ class EvaluationLoader:
     Args:
         order: The global order.
         reader: Reads the rows.
+        description: The order's, as in ``Loader``'s state; kept for comparing ranks.
         local_batch_size: Rows of a batch on one rank.
         topology: This rank's place.
         num_batches: Batches of a pass, over as many epochs as they need; None for one whole epoch.
@@ -34,12 +35,14 @@ class EvaluationLoader:
         self,
         order: GlobalOrder,
         reader: MicroBatchReader,
+        description: str,
         *,
         local_batch_size: int,
         topology: Topology,
         num_batches: int | None,
         delivery: Delivery = Delivery(),  # noqa: B008  (frozen)
     ) -> None:
+        self.description = description
         self._order = order
         self._batch_size = local_batch_size * topology.dp_size
         self._local_batch_size = local_batch_size

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zephon_patches import mapping
+from zephon_patches.config import MAX_NUMBER
 from zephon_patches.errors import LoaderError, StateError
 from zephon_patches.loader.collate import Item, MicroBatchReader, Row
 from zephon_patches.loader.plan import plan_rows
 from zephon_patches.loader.state import CURSOR, ORDER, check_order, read_state
 from zephon_patches.loader.workers import Delivery, ItemReader
 from zephon_patches.mapping import Topology
-from zephon_patches.order.global_order import MAX_NUMBER, GlobalOrder
+from zephon_patches.order.global_order import GlobalOrder
 
 __all__ = ["Loader"]
 
@@ -43,9 +44,11 @@ class Loader:
         delivery: Read here, or by worker processes.
 
     Attributes:
+        end: As given.
         restored: Whether a state was loaded.
+        steps_delivered: Steps completed by this loader; starts at 0 when the cursor is set, as does the next one.
         samples_delivered: Samples of the global order in the steps completed by this loader, all ranks together
-            and without padding rows; starts at 0 when the cursor is set.
+            and without padding rows.
     """
 
     def __init__(
@@ -71,14 +74,14 @@ class Loader:
         self._order = order
         self._reader = reader
         self._description = description
-        self._end = end
+        self.end = end
         self._cursor = 0
         self._delivered = 0  # micro-batches of the step that starts at the cursor
         self._rows_in_last_step = 0
         self._iterator: object | None = None  # marks the iterator that counts
         self._moves = 0  # how often the cursor was set from outside
         self.restored = False
-        self.samples_delivered = 0
+        self.steps_delivered = self.samples_delivered = 0
         self._items = ItemReader(reader, delivery)
 
     @property
@@ -102,12 +105,12 @@ class Loader:
         Raises:
             LoaderError: The number is negative or above any order's.
         """
-        last = MAX_NUMBER if self._end is None else self._end
+        last = MAX_NUMBER if self.end is None else self.end
         if not 0 <= cursor <= last:
             raise LoaderError(f"cursor = {cursor:,}: expected 0 to {last:,}")
         self._cursor = cursor
         self._delivered = 0
-        self.samples_delivered = 0
+        self.steps_delivered = self.samples_delivered = 0
         self._moves += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,9 +149,9 @@ class Loader:
         """
         cursor, saved = read_state(state_dict)
         check_order(saved, json.loads(self._description), cursor, self._reader.data_changes)
-        if self._end is not None and cursor > self._end:
+        if self.end is not None and cursor > self.end:
             raise StateError(
-                f"loader state: cursor is {cursor:,}, but this loader reads one epoch and ends at sample {self._end:,}"
+                f"loader state: cursor is {cursor:,}, but this loader reads one epoch and ends at sample {self.end:,}"
             )
         return cursor, saved
 
@@ -182,13 +185,14 @@ class Loader:
             )
 
     def _complete_step(self) -> None:
-        start, self._cursor = self._cursor, mapping.next_cursor(self._cursor, self.global_batch_size, self._end)
+        start, self._cursor = self._cursor, mapping.next_cursor(self._cursor, self.global_batch_size, self.end)
         self._delivered = 0
+        self.steps_delivered += 1
         self.samples_delivered += self._cursor - start
         first, last = mapping.part_of_rank(self._cursor - start, self.topology)
         self._rows_in_last_step = last - first
 
     def _plan(self) -> Iterator[Sequence[Row]]:
         """The rows of each micro-batch of this rank, from the cursor on; holds no reference to the loader."""
-        steps = mapping.steps_from(self._cursor, self.global_batch_size, self._end)
+        steps = mapping.steps_from(self._cursor, self.global_batch_size, self.end)
         return plan_rows(self._order, steps, self.global_batch_size, self.local_batch_size, self.topology)

@@ -13,9 +13,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from zephon_patches.config import MAX_NUMBER
 from zephon_patches.errors import StateError
 from zephon_patches.keys import canonical_json, fingerprint
-from zephon_patches.order.global_order import MAX_NUMBER
 
 __all__ = ["CURSOR", "FORMAT", "ORDER", "check_order", "describe_order", "read_state"]
 
@@ -41,8 +41,8 @@ _SOURCE_PARTS = {
 }
 
 _WAY_OUT = (
-    "Bring back what the checkpoint was written with. Or start the data anew at sample 0 by not loading the "
-    'loader\'s state: in TorchTitan, checkpoint.exclude_from_loading = ["dataloader"]'
+    "Bring back what the checkpoint was written with. Or start the data anew by not loading the loader's state: in "
+    'TorchTitan, checkpoint.exclude_from_loading = ["dataloader"], and data.initial_cursor = the sample to start at'
 )
 
 
@@ -121,16 +121,17 @@ def check_order(
     """
     if saved["fingerprint"] == present["fingerprint"]:
         return
+    keys = [*_SETTINGS, *sorted(saved.keys() ^ present.keys())]  # a key that one of them lacks is a difference too
     lines = [
-        f"{label}: {saved.get(key)!r} in the checkpoint, {present[key]!r} now"
-        for key, label in _SETTINGS.items()
-        if saved.get(key) != present[key]
+        f"{_SETTINGS.get(key, key)}: {saved.get(key)!r} in the checkpoint, {present.get(key)!r} now"
+        for key in keys
+        if saved.get(key) != present.get(key)
     ]
     # Another tokenizer or another cutting changes every source's numbers too; naming the cause is enough.
     if saved.get("tokenizer") == present["tokenizer"] and saved.get("shard_bytes") == present["shard_bytes"]:
         lines += _source_differences(saved, present, data_changes)
     listed = "\n  ".join(lines)
-    raise StateError(f"the checkpoint at sample {cursor:,} counts in another order of data:\n  {listed}\n{_WAY_OUT}")
+    raise StateError(f"the state at sample {cursor:,} counts in another order of data:\n  {listed}\n{_WAY_OUT}")
 
 
 def _source_differences(

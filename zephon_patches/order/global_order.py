@@ -13,10 +13,7 @@ import numpy as np
 
 from zephon_patches.order.shuffle import SourceOrder
 
-__all__ = ["MAX_NUMBER", "GlobalOrder", "Location"]
-
-# Above any run (10^18 samples), and far enough below 2**63 that sums of a few of them do not overflow.
-MAX_NUMBER = 2**60
+__all__ = ["GlobalOrder", "Location"]
 
 
 class Location(NamedTuple):

@@ -23,32 +23,40 @@ def find_manifest(folder: Path, data_fingerprint: str) -> Manifest | None:
 
 
 def file_changes(before: Manifest, now: Manifest) -> list[str]:
-    """Says which files are new, gone, or other than before: by size, or where sizes are equal, by content."""
-    old, new = ({file.name: file.bytes for file in manifest.files} for manifest in (before, now))
+    """Says which files are new, gone, or other than before: by size, or where sizes are equal, by content.
+
+    A new file moves the cuts in all files behind it, so there may be no range that both manifests hash; then only the
+    time tells.
+    """
+    old, new = ({file.name: file for file in manifest.files} for manifest in (before, now))
     old_content, new_content = _content_by_file(before), _content_by_file(now)
-    both = [name for name in new if name in old]
+    changed, unsure = [], []
+    for name in new:
+        if name not in old:
+            continue
+        then, present = old_content.get(name, {}), new_content.get(name, {})
+        if old[name].bytes != new[name].bytes:
+            changed.append(f"{name} ({old[name].bytes:,} bytes before, {new[name].bytes:,} now)")
+        elif any(then[place] != present[place] for place in then.keys() & present.keys()):
+            changed.append(f"{name} (same size, other content)")
+        elif then.keys() != present.keys() and old[name].mtime_ns != new[name].mtime_ns:
+            unsure.append(f"{name} (same size, other time)")
     changes = {
         "files that are new": [name for name in new if name not in old],
         "files that are gone": [name for name in old if name not in new],
-        "files that changed": [
-            f"{name} ({old[name]:,} bytes before, {new[name]:,} now)" for name in both if old[name] != new[name]
-        ]
-        + [
-            f"{name} (same size, other content)"
-            for name in both
-            if old[name] == new[name] and old_content.get(name) != new_content.get(name)
-        ],
+        "files that changed": changed,
+        "files that may have changed": unsure,
     }
     return [f"{label}: {_listed(names)}" for label, names in changes.items() if names]
 
 
-def _content_by_file(manifest: Manifest) -> dict[str, list[tuple[int, int, str]]]:
-    content: dict[str, list[tuple[int, int, str]]] = {}
+def _content_by_file(manifest: Manifest) -> dict[str, dict[tuple[int, int], str]]:
+    """The hash of each range of each file, by its place in the file."""
+    content: dict[str, dict[tuple[int, int], str]] = {}
     for shard in manifest.shards:
         for piece in shard.ranges:
             if piece.file >= 0:
-                place = (piece.start, piece.stop, piece.content)
-                content.setdefault(manifest.files[piece.file].name, []).append(place)
+                content.setdefault(manifest.files[piece.file].name, {})[piece.start, piece.stop] = piece.content
     return content
 
 

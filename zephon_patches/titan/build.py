@@ -5,6 +5,7 @@ loader is built and wants divisible by ``local_batch_size * dp_size``. The loade
 padding rows that a topology needs, and sets the padded size for the trainer.
 """
 
+import functools
 import logging
 import os
 import sys
@@ -18,8 +19,10 @@ from zephon_patches.errors import ConfigError, InputError
 from zephon_patches.loader.build import build_evaluation_loader, build_loader
 from zephon_patches.loader.evaluation import EvaluationLoader
 from zephon_patches.loader.loader import Loader
+from zephon_patches.loader.state import ORDER
 from zephon_patches.prepare.shards import FileInput, Input, RecordInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.titan.agreement import agree_on_order, others_learn_of_failure
 
 __all__ = ["build_training_loader", "build_validation_loader"]
 
@@ -31,6 +34,7 @@ _FORGE = "torchtitan.experiments.forge.engine"
 _NOTABLE_PADDING = 0.10
 
 
+@others_learn_of_failure()
 def build_training_loader(
     *,
     dp_world_size: int,
@@ -71,9 +75,11 @@ def build_training_loader(
         **asdict(training.dataloader),
     )
     _set_padded_batch_size(training, global_batch_size, dp_world_size)
+    agree_on_order(loader.state_dict()[ORDER])
     return loader
 
 
+@others_learn_of_failure()
 def build_validation_loader(
     *,
     dp_world_size: int,
@@ -84,6 +90,11 @@ def build_validation_loader(
 ) -> EvaluationLoader:
     """Builds the validation loader of one rank; arguments and errors as ``build_training_loader``."""
     validation, data = job_config.validation, job_config.data
+    if len(data.validation_sources) > 1:
+        raise ConfigError(
+            f"data.validation_sources: found {len(data.validation_sources)} sources, expected one; give one "
+            "[[data.validation_sources]] table whose path is a folder or a glob over all files"
+        )
     if data.validation_sources:
         inputs: list[Input] = [FileInput(source) for source in data.validation_sources]
     else:
@@ -100,6 +111,7 @@ def build_validation_loader(
         inputs=inputs,
         **asdict(validation.dataloader),
     )
+    agree_on_order(loader.description)
     if validation.steps == -1:
         logger.info("data: validation reads every sample once, in %s batches on each rank", f"{len(loader):,}")
     else:
@@ -143,14 +155,17 @@ def _tokenizer(job_config: Any) -> TextTokenizer:
 class _PaddedBatchSize(int):
     """The size that the trainer accumulates to; remembers the user's, so that it is never padded twice."""
 
-    requested: int
+    requested: int | None
+    """None where the user gave none"""
 
 
 def _global_batch_size(training: Any, dp_size: int) -> int:
     """The user's G, or TorchTitan's default for it."""
     size = training.global_batch_size
     if isinstance(size, _PaddedBatchSize):
-        return size.requested
+        size = -1 if size.requested is None else size.requested
+    if size == 0:
+        raise ConfigError("training.global_batch_size = 0: expected at least 1, or -1 for TorchTitan's default")
     if size > 0:
         return int(size)
     size = training.local_batch_size * dp_size
@@ -166,7 +181,11 @@ def _global_batch_size(training: Any, dp_size: int) -> int:
 def _set_padded_batch_size(training: Any, global_batch_size: int, dp_size: int) -> None:
     local = training.local_batch_size
     padded = _PaddedBatchSize(mapping.padded_batch_size(global_batch_size, local, dp_size))
-    padded.requested = global_batch_size
+    given = training.global_batch_size
+    if isinstance(given, _PaddedBatchSize):
+        padded.requested = given.requested
+    else:
+        padded.requested = global_batch_size if given > 0 else None
     training.global_batch_size = padded
     steps = mapping.micro_batches_per_step(global_batch_size, local, dp_size)
     padding = padded - global_batch_size
@@ -211,11 +230,15 @@ def _registered(table: str, settings: Any, datasets: Mapping[str, Any]) -> Input
                 f"files in a {sources} table"
             ) from error
 
+    # A path that was set is local, also when what it names is gone: then the store may still be there.
+    local = settings.dataset_path is not None or os.path.exists(path)
     process = registered.sample_processor
-    named = getattr(process, "func", process)  # functools.partial has no name of its own
-    identity = {
-        "dataset": name,
-        "path": None if os.path.exists(path) else path,
-        "processor": f"{named.__module__}.{named.__qualname__}",
-    }
-    return RecordInput(name, identity, records, process, Path(path) if os.path.exists(path) else None)
+    identity = {"dataset": name, "path": None if local else path, "processor": _identity_of(process)}
+    return RecordInput(name, identity, records, process, Path(path) if local else None)
+
+
+def _identity_of(function: Any) -> list[Any]:
+    """What tells a function from others: its name, and the arguments that a partial has bound."""
+    if isinstance(function, functools.partial):
+        return [_identity_of(function.func), repr(function.args), repr(sorted(function.keywords.items()))]
+    return [f"{function.__module__}.{function.__qualname__}"]

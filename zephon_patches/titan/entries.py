@@ -11,19 +11,28 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from zephon_patches.errors import StateError
 
-__all__ = ["loader_keys", "read_entries"]
+__all__ = ["METADATA", "another_step", "holds_train_state", "loader_keys", "read_entries"]
 
+METADATA = ".metadata"
 PREFIX = "dataloader."
 
 
 def loader_keys(checkpoint: str) -> list[str]:
-    """The names of the loader's entries in a checkpoint, sorted, without their prefix."""
-    metadata = FileSystemReader(checkpoint).read_metadata()
-    return sorted(key[len(PREFIX) :] for key in metadata.state_dict_metadata if key.startswith(PREFIX))
+    """The names of the loader's entries in a checkpoint, sorted, without their prefix.
+
+    Raises:
+        StateError: The checkpoint's metadata are damaged.
+    """
+    return sorted(key[len(PREFIX) :] for key in _metadata(checkpoint).state_dict_metadata if key.startswith(PREFIX))
+
+
+def holds_train_state(checkpoint: str) -> bool:
+    """Whether a checkpoint is more than a model."""
+    return any(key.startswith("train_state.") for key in _metadata(checkpoint).state_dict_metadata)
 
 
 def read_entries(checkpoint: str, keys: list[str]) -> dict[str, Any]:
@@ -32,7 +41,7 @@ def read_entries(checkpoint: str, keys: list[str]) -> dict[str, Any]:
     Raises:
         StateError: An entry is damaged.
     """
-    storage = FileSystemReader(checkpoint).read_metadata().storage_data or {}
+    storage = _metadata(checkpoint).storage_data or {}
     values = {}
     for key in keys:
         try:
@@ -42,7 +51,25 @@ def read_entries(checkpoint: str, keys: list[str]) -> dict[str, Any]:
                 values[key] = torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
         except Exception as error:  # torch.load raises many kinds
             raise StateError(
-                f"{checkpoint}: the loader's entry {key!r} is damaged ({type(error).__name__}: {error}); resume from "
-                "an earlier checkpoint with checkpoint.load_step"
+                f"{checkpoint}: the loader's entry {key!r} is damaged ({type(error).__name__}: {error}). "
+                f"{another_step(checkpoint)}"
             ) from error
     return values
+
+
+def another_step(checkpoint: str) -> str:
+    """Advice to resume from another checkpoint, with the steps of those that are beside this one and complete."""
+    folder = Path(checkpoint)
+    steps = [path.parent.name[len("step-") :] for path in folder.parent.glob(f"step-*/{METADATA}")]
+    others = sorted((int(step) for step in steps if step.isdigit() and f"step-{step}" != folder.name), reverse=True)
+    listed = f" ({', '.join(map(str, others[:5]))})" if others else ""
+    return f"Resume from another one: checkpoint.load_step{listed}"
+
+
+def _metadata(checkpoint: str) -> Metadata:
+    try:
+        return FileSystemReader(checkpoint).read_metadata()
+    except Exception as error:  # it is a pickle, so of many kinds
+        raise StateError(
+            f"{checkpoint}: its {METADATA} cannot be read ({type(error).__name__}: {error}). {another_step(checkpoint)}"
+        ) from error

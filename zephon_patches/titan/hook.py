@@ -7,33 +7,45 @@ hold the loader and, as ``train_state``, the trainer.
 
 import functools
 import logging
-import os
+import weakref
 from pathlib import Path
 from typing import Any
 
-from zephon_patches.errors import LoaderError, StateError
+from zephon_patches.errors import ConfigError, LoaderError, StateError
 from zephon_patches.loader.loader import Loader
-from zephon_patches.loader.state import CURSOR, ORDER
-from zephon_patches.titan.entries import loader_keys, read_entries
+from zephon_patches.loader.state import CURSOR, ORDER, read_state
+from zephon_patches.titan.entries import METADATA, another_step, holds_train_state, loader_keys, read_entries
 
 __all__ = ["after_load", "after_step", "attach", "before_load"]
 
 logger = logging.getLogger(__name__)
 
+# The loaders whose ranks may be without tokens. A process may have several; only the trainer's reduces a loss.
+_counted: weakref.WeakSet[Loader] = weakref.WeakSet()
+
 _DATALOADER, _TRAIN_STATE = "dataloader", "train_state"
 _STRATEGY = 'data.loading_strategy = "zephon"'
 _EXCLUDE = 'checkpoint.exclude_from_loading = ["dataloader"]'
+_FROM_WEIGHTS = (
+    "or start anew from its weights alone: checkpoint.initial_load_path = that folder, checkpoint.folder = a new one, "
+    "and data.initial_cursor = the sample to start at"
+)
 
 
 def attach(manager: Any) -> None:
     """Prepares a manager and its trainer when they have been made."""
     loader, trainer = _loader_of(manager), manager.states.get(_TRAIN_STATE)
-    if loader is None or not hasattr(trainer, "metrics_processor"):
+    if loader is None:
+        _refuse_another_loader(trainer)
         return
+    manager.steps_before = 0  # the loader's steps at the last call of `after_step`
     manager.tokens_before = 0  # tokens of the steps before this start
     manager.counting_ranks = 1  # ranks whose tokens one saved count stands for: all, but in a stock checkpoint
+    if not hasattr(trainer, "metrics_processor"):
+        return
     _log_global_tokens(manager, loader, trainer.metrics_processor)
-    _leave_out_ranks_without_tokens(loader)
+    if loader.end is not None:  # else every rank has tokens in every step
+        _leave_out_ranks_without_tokens(loader)
 
 
 def before_load(manager: Any, states: dict[str, Any], checkpoint: str, from_hf: bool) -> None:
@@ -48,10 +60,18 @@ def before_load(manager: Any, states: dict[str, Any], checkpoint: str, from_hf: 
     Raises:
         StateError: The checkpoint's loader state cannot be loaded.
     """
-    if from_hf or not (Path(checkpoint) / ".metadata").exists():
+    if from_hf:
+        return
+    loader = _loader_of(manager)
+    if not (Path(checkpoint) / METADATA).exists():
+        if loader is not None and _DATALOADER in states:
+            raise StateError(
+                f"{checkpoint} has no {METADATA}, with which a checkpoint is complete: it is unfinished, or was saved "
+                "for Hugging Face (checkpoint.last_save_in_hf), as a model only. "
+                f"{another_step(checkpoint)}; {_FROM_WEIGHTS} (with checkpoint.initial_load_in_hf)"
+            )
         return
     keys = loader_keys(checkpoint)
-    loader = _loader_of(manager)
     if loader is None:
         if _DATALOADER in states and ORDER in keys:
             raise StateError(
@@ -59,11 +79,14 @@ def before_load(manager: Any, states: dict[str, Any], checkpoint: str, from_hf: 
                 f"data's place out: {_EXCLUDE}"
             )
         return
-    trainer = manager.states[_TRAIN_STATE]
     if _DATALOADER in states:
-        loader.check_state(_read_state(checkpoint, keys))
-    elif _TRAIN_STATE in states:
-        _warn_of_what_is_left_out(checkpoint, keys, trainer.job_config.data.initial_cursor)
+        state = _read_state(checkpoint, keys)
+        try:
+            loader.check_state(state)
+        except StateError as error:
+            raise StateError(f"{checkpoint}: {error}") from None
+    elif not states.keys().isdisjoint(manager.states):  # more than a model is loaded, so the loader was excluded
+        _warn_of_what_is_left_out(checkpoint, keys, manager.states.get(_TRAIN_STATE))
         if "world_size" in keys:
             manager.counting_ranks = read_entries(checkpoint, ["world_size"])["world_size"]
 
@@ -73,6 +96,7 @@ def after_load(manager: Any, loaded: bool) -> None:
     loader, trainer = _loader_of(manager), manager.states.get(_TRAIN_STATE)
     if loader is None or not hasattr(trainer, "job_config"):
         return
+    manager.steps_before = loader.steps_delivered
     # Upstream saves the tokens of one rank; `after_step` those of all.
     manager.tokens_before = trainer.ntokens_seen * manager.counting_ranks
     initial = trainer.job_config.data.initial_cursor
@@ -100,16 +124,29 @@ def after_step(manager: Any, step: int) -> None:
     loader, trainer = _loader_of(manager), manager.states.get(_TRAIN_STATE)
     if loader is None:
         return
-    if loader.delivered_in_step:
+    steps = loader.steps_delivered - manager.steps_before
+    if loader.delivered_in_step or steps > 1:
         raise LoaderError(
-            f"after step {step:,} the trainer has taken {loader.delivered_in_step} of the "
-            f"{loader.micro_batches_per_step} micro-batches of the step at sample {loader.cursor:,}; its gradient "
-            "accumulation and the loader's global batch disagree, so training.global_batch_size was changed after "
-            "the loader was built"
+            f"in step {step:,} the trainer took {steps} whole steps of the loader, and then {loader.delivered_in_step} "
+            f"of {loader.micro_batches_per_step} micro-batches of the step at sample {loader.cursor:,}; expected: one "
+            "whole step. Its gradient accumulation and the loader's global batch disagree, so "
+            "training.global_batch_size was changed after the loader was built"
         )
+    manager.steps_before = loader.steps_delivered
     if hasattr(trainer, "ntokens_seen"):
         # Upstream counts its own rank's, saves that of one rank, and sums over the ranks of today.
         trainer.ntokens_seen = _tokens_seen(manager, loader)
+
+
+def _refuse_another_loader(trainer: Any) -> None:
+    """Some models of TorchTitan build a loader of their own, which knows nothing of the strategy."""
+    config = getattr(trainer, "job_config", None)
+    data = getattr(config, "data", None)
+    if config is not None and data is not None and data.loading_strategy == "zephon":
+        raise ConfigError(
+            f"model {config.model.name} builds its own data loader, which {_STRATEGY} cannot replace; set "
+            'data.loading_strategy = "stock"'
+        )
 
 
 def _loader_of(manager: Any) -> Loader | None:
@@ -126,10 +163,10 @@ def _log_global_tokens(manager: Any, loader: Loader, metrics: Any) -> None:
     upstream = metrics.log
 
     @functools.wraps(upstream)
-    def log(*args: Any, extra_metrics: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    def log(step: int, avg: float, largest: float, norm: float, extra_metrics: dict[str, Any] | None = None) -> Any:
         if extra_metrics and "n_tokens_seen" in extra_metrics:
             extra_metrics = {**extra_metrics, "n_tokens_seen": _tokens_seen(manager, loader)}
-        return upstream(*args, extra_metrics=extra_metrics, **kwargs)
+        return upstream(step, avg, largest, norm, extra_metrics)
 
     metrics.log = log
 
@@ -138,11 +175,16 @@ def _leave_out_ranks_without_tokens(loader: Loader) -> None:
     """Lets a rank whose rows are all padding take no part in the largest loss: its own is 0 / 0."""
     from torchtitan.distributed import utils
 
-    upstream = getattr(utils.dist_max, "upstream", utils.dist_max)
+    _counted.add(loader)
+    if hasattr(utils.dist_max, "upstream"):
+        return
+    upstream = utils.dist_max
 
     @functools.wraps(upstream)
     def dist_max(x: Any, *args: Any, **kwargs: Any) -> Any:
-        return upstream(x if loader.rows_in_last_step else x.new_full(x.shape, float("-inf")), *args, **kwargs)
+        if any(loader.samples_delivered and not loader.rows_in_last_step for loader in _counted):
+            x = x.masked_fill(x.isnan(), float("-inf"))
+        return upstream(x, *args, **kwargs)
 
     dist_max.upstream = upstream  # type: ignore[attr-defined]
     utils.dist_max = dist_max
@@ -155,7 +197,12 @@ def _read_state(checkpoint: str, keys: list[str]) -> dict[str, Any]:
         StateError: There is none, or another loader's, or half of one.
     """
     if CURSOR in keys and ORDER in keys:
-        return read_entries(checkpoint, [CURSOR, ORDER])
+        state = read_entries(checkpoint, [CURSOR, ORDER])
+        try:
+            read_state(state)
+        except StateError as error:
+            raise StateError(f"{checkpoint}: {error}. {another_step(checkpoint)}") from None
+        return state
     if any(key.startswith("dp_rank_") for key in keys):
         ranks = read_entries(checkpoint, ["world_size"])["world_size"] if "world_size" in keys else "some"
         raise StateError(
@@ -166,26 +213,22 @@ def _read_state(checkpoint: str, keys: list[str]) -> dict[str, Any]:
     if keys:
         raise StateError(
             f"{checkpoint}: the loader's entries are {', '.join(map(repr, keys))}, expected {CURSOR!r} and {ORDER!r}; "
-            f"it is incomplete or another loader's. Resume from another one: checkpoint.load_step{_others(checkpoint)}"
+            f"it is incomplete or another loader's. {another_step(checkpoint)}"
+        )
+    missing = f"{checkpoint} holds no place in the data, so training cannot go on from it where it stopped"
+    if holds_train_state(checkpoint):
+        raise StateError(
+            f"{missing}: it was saved without a loader. {another_step(checkpoint)}; or leave the data's place out: "
+            f"{_EXCLUDE}, and data.initial_cursor = the sample to start at"
         )
     raise StateError(
-        f"{checkpoint} holds no place in the data, so training cannot go on from it where it stopped: it was saved as "
-        "a model only (checkpoint.last_save_model_only is true by default) or without a loader. Resume from another "
-        f"one: checkpoint.load_step{_others(checkpoint)}; or leave the data's place out: {_EXCLUDE}, and "
-        "data.initial_cursor = the sample to start at"
+        f"{missing}: it was saved as a model only (checkpoint.last_save_model_only is true by default). "
+        f"{another_step(checkpoint)}; {_FROM_WEIGHTS}"
     )
 
 
-def _others(checkpoint: str) -> str:
-    """The other steps that are beside a checkpoint, for a message."""
-    folder = Path(checkpoint)
-    steps = [name[len("step-") :] for name in os.listdir(folder.parent) if name.startswith("step-")]
-    others = sorted((int(step) for step in steps if step.isdigit() and f"step-{step}" != folder.name), reverse=True)
-    return f" ({', '.join(map(str, others[:5]))})" if others else ""
-
-
-def _warn_of_what_is_left_out(checkpoint: str, keys: list[str], initial_cursor: int) -> None:
-    if CURSOR not in keys:
+def _warn_of_what_is_left_out(checkpoint: str, keys: list[str], trainer: Any) -> None:
+    if CURSOR not in keys or not hasattr(trainer, "job_config"):
         return
     cursor = read_entries(checkpoint, [CURSOR])[CURSOR]
     if cursor:
@@ -194,5 +237,5 @@ def _warn_of_what_is_left_out(checkpoint: str, keys: list[str], initial_cursor: 
             "data.initial_cursor = %s, at this start and at every other until the setting is removed",
             checkpoint,
             f"{cursor:,}",
-            f"{initial_cursor:,}",
+            f"{trainer.job_config.data.initial_cursor:,}",
         )
