@@ -110,7 +110,8 @@ def test_files_without_records_are_in_no_unit(tmp_path):
 
 def test_default_shard_bytes_is_a_1024th_within_bounds():
     mib = 1 << 20
-    assert shard_bytes_for(0, 0) == 16 * mib
+    assert shard_bytes_for(0, 0) == 256 * mib  # of unknown size
+    assert shard_bytes_for(0, 1) == 16 * mib
     assert shard_bytes_for(0, 100 * 1024 * mib) == 100 * mib
     assert shard_bytes_for(0, 1 << 50) == 1024 * mib
     assert shard_bytes_for(7, 1 << 50) == 7
