@@ -36,10 +36,13 @@ class SourceConfig:
     """Name of the source: the name of its folder in the cache, and part of its shuffling key"""
 
     path: str
-    """File, folder (searched with its sub-folders) or glob of .jsonl, .parquet and .txt files"""
+    """
+    File, folder (searched with its sub-folders) or glob of .jsonl, .parquet and .txt files; the first and last, and
+    .json with a JSON object a line, also as .gz and .zst
+    """
 
     text_field: str = "text"
-    """Field (.jsonl) or column (.parquet) that holds the text of a record"""
+    """Field (JSON lines) or column (.parquet) that holds the text of a record"""
 
     def __post_init__(self) -> None:
         _check_type("source: name", self.name, str)

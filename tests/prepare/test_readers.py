@@ -1,14 +1,16 @@
 """The texts of each format, and the place that an error names."""
 
+import gzip
 import json
 import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from zephon_patches.errors import InputError
-from zephon_patches.prepare.readers import FORMATS, format_of
+from zephon_patches.prepare.readers import BLANK, FORMATS, BadRecord, Reading, StreamFormat, format_of
 
 JSONL, PARQUET, TXT = FORMATS[".jsonl"], FORMATS[".parquet"], FORMATS[".txt"]
 
@@ -25,8 +27,21 @@ def row(text) -> bytes:
 
 def texts(path, start=0, stop=None, field="text"):
     reader = format_of(path)
-    stop = reader.end(path, path.stat().st_size) if stop is None else stop
-    return list(reader.texts(path, start, stop, field)) if stop else []
+    if isinstance(reader, StreamFormat):
+        records = (record for record, _ in reader.stream(path, field, start))
+    else:
+        stop = reader.end(path, path.stat().st_size) if stop is None else stop
+        records = reader.records(path, start, stop, field) if stop else []
+    found = []
+    for number, record in enumerate(records):
+        if record is BLANK:
+            found.append(None)
+            continue
+        result = record if isinstance(record, BadRecord) else Reading(field).texts(record, reader.noun)
+        if isinstance(result, BadRecord):
+            raise InputError(f"{reader.place(path, start, number)}: {result.message}")
+        found += result
+    return found
 
 
 # --- .jsonl ---
@@ -211,6 +226,160 @@ def test_damaged_page_is_an_input_error_with_a_row(tmp_path):
         texts(path)
 
 
+# --- compressed files ---
+
+
+def gz(data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0)
+
+
+def zst(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+COMPRESSIONS = {"gz": gz, "zst": zst}
+
+
+@pytest.fixture(params=COMPRESSIONS)
+def compression(request):
+    return request.param
+
+
+def compressed(folder, compression, *members: bytes, kind="jsonl"):
+    path = folder / f"a.{kind}.{compression}"
+    path.write_bytes(b"".join(map(COMPRESSIONS[compression], members)))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json"])
+def test_compressed_lines_are_those_of_the_plain_file(tmp_path, compression, kind):
+    lines = [
+        b"\xef\xbb\xbf",
+        row("a"),
+        b"\n",
+        row("drei \u20ac").replace(b"\n", b"\r\n"),
+        row("x" * 3_000_000),
+        row("z")[:-1],
+    ]
+    expected = texts(jsonl(tmp_path, *lines))
+    path = compressed(tmp_path, compression, b"".join(lines), kind=kind)
+    assert texts(path) == expected
+    assert texts(path, 2) == expected[2:]
+    sizes = [size for _, size in format_of(path).stream(path, "text", 0)]
+    assert sizes == [len(lines[0] + lines[1]), *map(len, lines[2:])]
+
+
+def test_all_members_and_frames_are_read(tmp_path, compression):
+    """A cut inside a line is nothing special, an empty member neither."""
+    data = b"".join(row(f"{i} " * 1000) for i in range(300))
+    path = compressed(tmp_path, compression, data[:10], b"", data[10:500_000], data[500_000:])
+    assert texts(path) == texts(jsonl(tmp_path, data))
+
+
+def test_zstd_frames_that_hold_no_data_and_long_windows_are_read(tmp_path):
+    skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, compression_level=1, write_content_size=0)
+    long = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(skippable + zst(row("a")) + skippable + long.compress(row("b")) + long.flush())
+    assert texts(path) == ["a", "b"]
+
+
+def test_gzip_with_zeros_behind_it_is_read_and_with_other_bytes_refused(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gz(row("a")) + bytes(512))
+    assert texts(path) == ["a"]
+    path.write_bytes(gz(row("a")) + b"more")
+    with pytest.raises(InputError, match="a.jsonl.gz, line 2 or soon after: the gzip data is damaged"):
+        texts(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_compressed_file_that_is_cut_off_anywhere_is_refused(tmp_path, compression, kind):
+    """Also between the data and the checksum, and inside a later member's head."""
+    path = compressed(tmp_path, compression, row("a"), b"".join(row(f"text {i}") for i in range(20)), kind=kind)
+    data = path.read_bytes()
+    whole = len(COMPRESSIONS[compression](row("a")))
+    assert texts(path)
+    for size in range(len(data)):
+        if size == whole:
+            continue  # the first member alone is a file as well
+        path.write_bytes(data[:size])
+        with pytest.raises(
+            InputError, match=rf"a.{kind}.{compression}(, line \d+ or soon after| or soon after|: empty)"
+        ):
+            texts(path)
+
+
+def test_damage_names_the_line_and_the_byte_it_is_near_to(tmp_path, compression):
+    lines = [row(f"{i} {hash_text(i)}") for i in range(20_000)]
+    path = compressed(tmp_path, compression, b"".join(lines))
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError) as caught:
+        texts(path)
+    (line, byte, size) = re.search(
+        r", line ([\d,]+) or soon after: .* near byte ([\d,]+) of ([\d,]+)", str(caught.value)
+    ).groups()
+    assert 2_000 < int(line.replace(",", "")) < 11_000
+    assert byte == size == f"{len(data) // 2:,}"
+    checksum = len(data) - (8 if compression == "gz" else 4)
+    path.write_bytes(data[:checksum] + bytes([data[checksum] ^ 1]) + data[checksum + 1 :])
+    with pytest.raises(InputError, match=r"line [\d,]+ or soon after: the \w+ data is damaged or cut off, near byte"):
+        texts(path)
+    # Deflated data that was damaged may go on as other text for a while: a line is named either way.
+    path.write_bytes(data[: len(data) // 2] + bytes(100) + data[len(data) // 2 + 100 :])
+    with pytest.raises(InputError, match=r"a.jsonl.\w+, line [\d,]+"):
+        texts(path)
+
+
+def hash_text(i: int) -> str:
+    return f"{(i * 2654435761) % 2**32:x} {(i * 40503) % 65536:x}"
+
+
+def test_file_that_is_not_compressed_at_all_is_refused(tmp_path, compression):
+    path = tmp_path / f"a.jsonl.{compression}"
+    path.write_bytes(row("a"))
+    with pytest.raises(InputError, match="line 1 or soon after: the .* data is damaged or cut off"):
+        texts(path)
+
+
+def test_compressed_text_is_one_document(tmp_path, compression):
+    assert texts(compressed(tmp_path, compression, "line\r\n\nü\n".encode(), b"more", kind="txt")) == [
+        "line\r\n\nü\nmore"
+    ]
+    assert texts(compressed(tmp_path, compression, b"", kind="txt")) == []
+    with pytest.raises(InputError, match="byte 3 is not UTF-8"):
+        texts(compressed(tmp_path, compression, b"caf\xe9!", kind="txt"))
+
+
+def test_bad_line_of_a_compressed_file_is_named(tmp_path, compression):
+    path = compressed(tmp_path, compression, row("a"), b"\n", b'{"text": 5}\n')
+    for skip in (0, 1):
+        reader = format_of(path)
+        (*_, record) = (record for record, _ in reader.stream(path, "text", skip))
+        assert Reading("text").texts(record, reader.noun).message == "field 'text' holds a number, expected a text"
+    assert reader.place(path, 0, 2) == f"{path}, line 3"
+
+
+def test_how_much_of_the_file_its_first_bytes_are(tmp_path, compression):
+    path = compressed(tmp_path, compression, b"".join(row(f"{i} {hash_text(i)}") for i in range(100_000)))
+    size = path.stat().st_size
+    assert format_of(path).bytes_of_first(path, 1 << 40) == size
+    assert size / 20 < format_of(path).bytes_of_first(path, 500_000) < size / 3
+
+
+def test_json_alone_is_refused_with_what_to_do(tmp_path):
+    with pytest.raises(InputError, match=r"a.json: files of this kind are not read; .* JSON object, name it .jsonl"):
+        format_of(tmp_path / "a.json")
+
+
+def test_longest_suffix_decides(tmp_path):
+    assert format_of(tmp_path / "a.txt.jsonl.gz") is FORMATS[".jsonl.gz"]
+    assert format_of(tmp_path / "c4-train.00000-of-01024.json.gz") is FORMATS[".json.gz"]
+    assert format_of(tmp_path / "a.gz.txt") is TXT
+
+
 # --- .txt, and what is neither ---
 
 
@@ -232,7 +401,9 @@ def test_txt_that_is_not_utf8_names_the_byte(tmp_path):
         texts(path)
 
 
-@pytest.mark.parametrize("name", ["a.xyz", "a.jsonl.gz", "a.json", "jsonl", "a.JSONL"])
+@pytest.mark.parametrize(
+    "name", ["a.xyz", "a.jsonl.bz2", "a.gz", "a.zst", "jsonl", "a.JSONL", "a.jsonl.gz.txt.old", "jsonl.gz"]
+)
 def test_unknown_suffix_is_refused_by_name(tmp_path, name):
     """E08."""
     with pytest.raises(

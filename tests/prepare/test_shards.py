@@ -254,7 +254,7 @@ def test_folder_that_cannot_be_listed_is_an_input_error(tmp_path, monkeypatch):
         source(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["notes.md", "x/a.jsonl.gz", "a.xyz"])
+@pytest.mark.parametrize("name", ["notes.md", "x/a.jsonl.bz2", "a.xyz"])
 def test_file_of_another_kind_is_refused_by_name(tmp_path, name):
     """E08: never read as something else, never left out in silence."""
     make(tmp_path, "a.jsonl", name)

@@ -1,7 +1,9 @@
 """Where the documents come from, and how the input is cut into units of work.
 
 Units follow from the files and ``shard_bytes`` alone, never from ranks, workers, cores or timing, so every
-builder cuts the same units. A unit may span small files and may end inside a large one, always at a record's end.
+builder cuts the same units. A unit may span small files and may end inside a large one, always at a record's end. A
+file that cannot be entered in the middle (a compressed one) is a unit of its own, and gives a shard for every
+``shard_bytes`` of its decompressed records.
 
 Worked case, ``shard_bytes`` = 100, lines of 40 bytes, files a (60 bytes: lines of 40 and 20) and b (200 bytes)::
 
@@ -23,7 +25,7 @@ import xxhash
 
 from zephon_patches.config import SourceConfig
 from zephon_patches.errors import InputError
-from zephon_patches.prepare.readers import format_of
+from zephon_patches.prepare.readers import BLANK, BadRecord, Reading, StreamFormat, format_of
 from zephon_patches.store.manifest import FileRecord, InputRange
 
 __all__ = ["FileInput", "Input", "Piece", "RecordInput", "cut_units", "hash_range"]
@@ -104,6 +106,7 @@ class FileInput:
         self.path = source.path
         self.has_files = True
         self._text_field = source.text_field
+        self._reading = Reading(source.text_field)
         self._root, self.files = _list(source.path)
         for file in self.files:
             format_of(self._root / file.name)
@@ -115,8 +118,18 @@ class FileInput:
         return cut_units([(self._root / file.name, file.bytes) for file in self.files], shard_bytes)
 
     def pieces(self, unit: Sequence[InputRange], shard_bytes: int, skip_records: int) -> Iterator[Piece]:
-        assert skip_records == 0, "a unit of files is one piece"
-        yield _FilePiece(self, unit)
+        if not self._is_streamed(unit[0]):
+            assert skip_records == 0, "a unit of parts of files is one piece"
+            yield _FilePiece(self, unit)
+            return
+        records = _LookAhead(self._stream(unit[0], skip_records))
+        first = skip_records
+        while True:
+            piece = _StreamPiece(self, unit[0], records, first, shard_bytes)
+            yield piece
+            if piece.last:
+                return
+            first = piece.stop
 
     def num_bytes(self, piece: InputRange) -> int:
         start, stop = self._bytes_of(piece)
@@ -125,7 +138,12 @@ class FileInput:
     def sample(self, unit: Sequence[InputRange], room: int) -> tuple[Piece, int]:
         first = unit[0]
         path = self._path(first)
-        stop, size = format_of(path).advance(path, first.start, first.stop, room)
+        reader = format_of(path)
+        with _reading(path):
+            if isinstance(reader, StreamFormat):
+                records = _LookAhead(self._stream(first, 0))
+                return _StreamPiece(self, first, records, 0, room), reader.bytes_of_first(path, room)
+            stop, size = reader.advance(path, first.start, first.stop, room)
         return _FilePiece(self, [replace(first, stop=stop)]), size
 
     def prepare_arguments(self) -> list[str] | None:
@@ -133,26 +151,61 @@ class FileInput:
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
-            if self._hash(piece) != piece.content:
+            if piece.content and self._hash(piece) != piece.content:
                 return str(self._path(piece))
         return None
 
     def _path(self, piece: InputRange) -> Path:
         return self._root / self.files[piece.file].name
 
+    def _is_streamed(self, piece: InputRange) -> bool:
+        return isinstance(format_of(self._path(piece)), StreamFormat)
+
     def _bytes_of(self, piece: InputRange) -> tuple[int, int]:
         path = self._path(piece)
+        reader = format_of(path)
+        if isinstance(reader, StreamFormat):
+            return piece.start, piece.stop
         with _reading(path):
-            return format_of(path).bytes_of(path, piece.start, piece.stop)
+            return reader.bytes_of(path, piece.start, piece.stop)
 
     def _hash(self, piece: InputRange) -> str:
         return hash_range(self._path(piece), *self._bytes_of(piece))
 
-    def _read(self, piece: InputRange) -> Iterator[str | None]:
+    def _read(self, piece: InputRange) -> Iterator[Any]:
+        """The records of a range."""
         path = self._path(piece)
+        reader = format_of(path)
+        assert not isinstance(reader, StreamFormat)
         _check_unchanged(self._root, self.files[piece.file])
         with _reading(path):
-            yield from format_of(path).texts(path, piece.start, piece.stop, self._text_field)
+            yield from reader.records(path, piece.start, piece.stop, self._text_field)
+
+    def _stream(self, piece: InputRange, skip: int) -> Iterator[tuple[Any, int]]:
+        """The records of a file that is read in one go, and the bytes of each."""
+        path = self._path(piece)
+        reader = format_of(path)
+        assert isinstance(reader, StreamFormat)
+        _check_unchanged(self._root, self.files[piece.file])
+        with _reading(path):
+            yield from reader.stream(path, self._text_field, skip)
+
+    def _noun(self, piece: InputRange) -> str:
+        return format_of(self._path(piece)).noun
+
+    def _texts(self, piece: InputRange, noun: str, record: Any, number: int) -> list[str]:
+        """The texts of a record, the one with this number of its range."""
+        if record is BLANK:
+            return []
+        texts = record if isinstance(record, BadRecord) else self._reading.texts(record, noun)
+        if isinstance(texts, BadRecord):
+            raise InputError(f"{self._place(piece, number)}: {texts.message}")
+        return texts
+
+    def _place(self, piece: InputRange, number: int) -> str:
+        path = self._path(piece)
+        with _reading(path):
+            return format_of(path).place(path, piece.start, number)
 
     def _close(self, piece: InputRange, records: int) -> InputRange:
         closed = replace(piece, records=records, content=self._hash(piece))
@@ -171,17 +224,65 @@ class _FilePiece:
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
         for piece in self._unit:
+            noun = self._source._noun(piece)
             record = -1
-            for record, text in enumerate(self._source._read(piece)):
-                if text is not None:
+            for record, found in enumerate(self._source._read(piece)):
+                for text in self._source._texts(piece, noun, found, record):
                     yield (piece.file, record), text
             self.ranges.append(self._source._close(piece, record + 1))
 
     def place(self, file: int, record: int) -> str:
         piece = next(piece for piece in self._unit if piece.file == file)  # a unit has one range of a file
-        path = self._source._path(piece)
-        with _reading(path):
-            return format_of(path).place(path, piece.start, record)
+        return self._source._place(piece, record)
+
+
+class _StreamPiece:
+    """The next records of a file that is read in one go, from number ``first`` on, until they fill ``room`` bytes."""
+
+    def __init__(self, source: FileInput, unit: InputRange, records: "_LookAhead", first: int, room: int) -> None:
+        self._source = source
+        self._unit = unit
+        self._records = records
+        self._first = first
+        self._room = room
+        self.stop = first
+        self.last = False
+        self.ranges: list[InputRange] = []
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
+        noun = self._source._noun(self._unit)
+        for record, size in self._records:
+            for text in self._source._texts(self._unit, noun, record, self.stop):
+                yield (self._unit.file, self.stop - self._first), text
+            self.stop += 1
+            self._room -= size
+            if self._room <= 0:
+                break
+        self.last = not self._records.has_more()
+        # Positions inside are numbers of records. The bytes are hashed as a whole, once they were all read.
+        self.ranges = [InputRange(self._unit.file, self._first, self.stop, self.stop - self._first)]
+        if self.last:
+            self.ranges.append(self._source._close(self._unit, 0))
+
+    def place(self, file: int, record: int) -> str:
+        return self._source._place(self._unit, self._first + record)
+
+
+class _LookAhead:
+    """An iterator that knows whether it has more: a piece has to say whether it is its unit's last."""
+
+    def __init__(self, items: Iterator[tuple[Any, int]]) -> None:
+        self._items = items
+        self._next: list[tuple[Any, int]] = []
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        while self.has_more():
+            yield self._next.pop()
+
+    def has_more(self) -> bool:
+        if not self._next:
+            self._next = [item for item in [next(self._items, None)] if item is not None]
+        return bool(self._next)
 
 
 class RecordInput:
@@ -334,6 +435,10 @@ def cut_units(files: Sequence[tuple[Path, int]], shard_bytes: int) -> list[list[
     room = shard_bytes
     for number, (path, size) in enumerate(files):
         reader = format_of(path)
+        if isinstance(reader, StreamFormat):
+            units += [*([unit] if unit else []), [InputRange(number, 0, size)]]
+            unit, room = [], shard_bytes
+            continue
         with _reading(path):
             start, end = 0, reader.end(path, size)
         while start < end:
