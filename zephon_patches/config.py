@@ -42,7 +42,10 @@ class SourceConfig:
     """
 
     text_field: str = "text"
-    """Field (JSON lines) or column (.parquet) that holds the text of a record"""
+    """
+    Field (JSON lines) or column (.parquet) that holds the text of a record; meta.body is the field body in the object
+    meta, unless there is a field of that whole name
+    """
 
     def __post_init__(self) -> None:
         _check_type("source: name", self.name, str)

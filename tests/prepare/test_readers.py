@@ -56,6 +56,50 @@ def test_other_text_field_is_read(tmp_path):
     assert texts(jsonl(tmp_path, b'{"text": "a", "content": "b"}\n'), field="content") == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("record", "field", "expected"),
+    [
+        ({"meta": {"body": "a"}}, "meta.body", "a"),
+        ({"meta.body": "own", "meta": {"body": "a"}}, "meta.body", "own"),
+        ({"meta": {"body": "a"}, "meta.body": "own"}, "meta.body", "own"),
+        ({"a": {"b": {"c": "deep"}}}, "a.b.c", "deep"),
+        ({"a": {"b.c": "own", "b": {"c": "deep"}}}, "a.b.c", "own"),
+        ({"a.b": {"c": "x"}, "a": {"b": {"c": "deep"}}}, "a.b.c", "x"),
+        ({"a.b": {"d": "x"}, "a": {"b": {"c": "deep"}}}, "a.b.c", "deep"),
+        ({".": "dot"}, ".", "dot"),
+    ],
+)
+def test_dotted_field_is_looked_up_in_objects_unless_a_field_has_that_name(tmp_path, record, field, expected):
+    assert texts(jsonl(tmp_path, json.dumps(record).encode()), field=field) == [expected]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist([record, record]), path)
+    assert texts(path, field=field) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"meta": {"id": "a"}}, "no field 'meta.body'; its fields are 'meta'"),
+        ({"meta": "a"}, "no field 'meta.body'; its fields are 'meta'"),
+        ({"body": "a"}, "no field 'meta.body'; its fields are 'body'"),
+        ({"meta": {"body": 5}}, "field 'meta.body' holds a number"),
+        ({"meta": {"body": None}}, "field 'meta.body' holds null"),
+        ({"meta": None}, "field 'meta.body' holds null"),
+    ],
+)
+def test_dotted_field_that_is_not_there_is_named(tmp_path, record, text):
+    with pytest.raises(InputError, match=f"line 1: {text}"):
+        texts(jsonl(tmp_path, json.dumps(record).encode()), field="meta.body")
+    path = tmp_path / "a.parquet"
+    if record != {"meta": None}:
+        pq.write_table(pa.Table.from_pylist([record]), path)
+        with pytest.raises(InputError, match=text.replace("field", "column")):
+            texts(path, field="meta.body")
+    pq.write_table(pa.Table.from_pylist([{"meta": {"body": "a"}}, {"meta": None}]), path)
+    with pytest.raises(InputError, match="row 2: column 'meta.body' holds null"):
+        texts(path, field="meta.body")
+
+
 def test_crlf_file_gives_the_texts_of_the_lf_file(tmp_path):
     lines = [row("a"), row("b\r\nc"), row("d")]
     crlf = jsonl(tmp_path, *(line.replace(b"\n", b"\r\n") for line in lines), name="b.jsonl")

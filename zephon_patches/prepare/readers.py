@@ -29,6 +29,7 @@ _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
 
 BLANK: Any = object()  # not None, which a line `null` gives
+_MISSING: Any = object()
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,32 @@ class StreamFormat(Protocol):
         """As ``Format.place``; ``start`` is 0."""
 
 
+def field_of(record: dict[str, Any], name: str) -> Any:
+    """The field of a record; ``a.b`` is field ``b`` in the object ``a``, unless there is a field ``a.b``.
+
+    Returns:
+        ``_MISSING`` if there is none, None if it or an object on the way is null.
+    """
+    if name in record:
+        return record[name]
+    for outer, inner in _splits(name):
+        if outer in record:
+            value = record[outer]
+            if value is None:
+                return None
+            found = field_of(value, inner) if isinstance(value, dict) else _MISSING
+            if found is not _MISSING:
+                return found
+    return _MISSING
+
+
+def _splits(name: str) -> Iterator[tuple[str, str]]:
+    """The ways to take a dotted name apart, the longest first part first."""
+    dot = len(name)
+    while (dot := name.rfind(".", 0, dot)) > 0:
+        yield name[:dot], name[dot + 1 :]
+
+
 @dataclass(frozen=True)
 class Reading:
     """How the texts of a record are found."""
@@ -97,13 +124,13 @@ class Reading:
         if not isinstance(record, dict):
             wanted = f"expected a JSON object with the field {self.text_field!r}"
             return BadRecord("not an object", f"{_kind(record)}, {wanted}")
-        if self.text_field not in record:
+        text = field_of(record, self.text_field)
+        if text is _MISSING:
             return BadRecord(
                 "no field",
                 f"no {noun} {self.text_field!r}; its {noun}s are {', '.join(map(repr, record)) or 'none'}; set "
                 "text_field of the source",
             )
-        text = record[self.text_field]
         if not isinstance(text, str):
             return BadRecord("wrong type", f"{noun} {self.text_field!r} holds {_kind(text)}, expected a text")
         return [text]
@@ -206,12 +233,12 @@ class Parquet:
 
         file = self._open(path)
         columns = file.schema_arrow.names
-        if text_field is not None and text_field not in columns:
+        if text_field is not None and not _has_field(file.schema_arrow, text_field):
             raise InputError(
                 f"{path}: no column {text_field!r}; its columns are {', '.join(map(repr, columns)) or 'none'}; set "
                 "text_field of the source"
             )
-        wanted = None if text_field is None else [text_field]
+        wanted = None if text_field is None else [text_field]  # of a struct, this reads the one part
         batches = file.iter_batches(batch_size=1024, row_groups=list(range(start, stop)), columns=wanted)
         record = 0
         while True:
@@ -438,6 +465,21 @@ def _record_of_text(data: bytes, text_field: str | None) -> Any:
         return {text_field or "text": data.decode("utf-8-sig")}
     except UnicodeDecodeError as error:
         return BadRecord("not UTF-8", f"byte {error.start:,} is not UTF-8 ({error.reason}); convert the file")
+
+
+def _has_field(schema: Any, name: str) -> bool:
+    """Whether rows of an Arrow schema, or values of a struct, have what ``field_of`` looks up."""
+    import pyarrow
+
+    if name in schema.names:
+        return True
+    fields = {field.name: field.type for field in schema}
+    return any(
+        outer in fields
+        and pyarrow.types.is_struct(fields[outer])
+        and _has_field(pyarrow.schema(list(fields[outer])), inner)
+        for outer, inner in _splits(name)
+    )
 
 
 def _rows(batch: Any) -> list[Any]:
