@@ -123,3 +123,9 @@ def test_a_validation_source_may_share_a_training_source_s_name_only_with_its_pa
 def test_an_initial_cursor_that_is_none_is_refused_by_name(value):
     with pytest.raises(ConfigError, match=r"data\.initial_cursor"):
         Data(initial_cursor=value)
+
+
+def test_what_becomes_of_bad_records_is_one_of_two():
+    assert SourceConfig(name="a", path="p").on_bad_record == "error"
+    with pytest.raises(ConfigError, match="source 'a': on_bad_record = 'ignore': expected 'error' or 'skip'"):
+        SourceConfig(name="a", path="p", on_bad_record="ignore")

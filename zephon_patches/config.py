@@ -15,6 +15,7 @@ from zephon_patches.errors import ConfigError
 __all__ = ["Data", "DataConfig", "SourceConfig", "data_config_from_table"]
 
 LoadingStrategy = Literal["stock", "zephon"]
+OnBadRecord = Literal["error", "skip"]
 
 MAX_SEED = 2**63 - 1
 
@@ -47,6 +48,12 @@ class SourceConfig:
     meta, unless there is a field of that whole name
     """
 
+    on_bad_record: OnBadRecord = "error"
+    """
+    What becomes of a record that gives no text (a malformed line, invalid UTF-8, a lone surrogate, a field that is
+    missing or of another type): "error" stops, "skip" leaves it out, counts it in the manifest and lists it beside
+    """
+
     def __post_init__(self) -> None:
         _check_type("source: name", self.name, str)
         _check_type(f"source {self.name!r}: path", self.path, str)
@@ -59,6 +66,7 @@ class SourceConfig:
         for key in ("path", "text_field"):
             if not getattr(self, key):
                 raise ConfigError(f"source {self.name!r}: {key} is empty")
+        _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)
 
 
 @dataclass
@@ -94,9 +102,9 @@ class DataConfig:
 
     sources: list[SourceConfig] = field(default_factory=list)
     """
-    The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache),
-    path (file, folder or glob of .jsonl, .parquet and .txt files) and text_field ("text" by default).
-    Without any, training.dataset and training.dataset_path are the source
+    The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
+    folder or glob), text_field ("text" by default) and on_bad_record ("error" or "skip"). Without any,
+    training.dataset and training.dataset_path are the source
     """
 
     validation_sources: list[SourceConfig] = field(default_factory=list)
@@ -142,11 +150,10 @@ class Data(DataConfig):
     Where the data comes from, in which order it is trained on, and by which loader: a training config's [data] table.
 
     The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
-    source's name, and that of its folder in the cache), path (file, folder or glob of .jsonl, .parquet
-    and .txt files) and text_field (field or column with the text of a record; "text" by default). An
-    argument can override them by number: --data.sources.0.path. Without any source,
-    training.dataset and training.dataset_path are the source. [[data.validation_sources]] likewise
-    for validation.
+    source's name, and that of its folder in the cache), path (file, folder or glob), text_field (field or
+    column with the text of a record; "text" by default) and on_bad_record ("error" or "skip"). An argument
+    can override them by number: --data.sources.0.path. Without any source, training.dataset and
+    training.dataset_path are the source. [[data.validation_sources]] likewise for validation.
     """
 
     loading_strategy: LoadingStrategy = "stock"
@@ -163,11 +170,7 @@ class Data(DataConfig):
         _check_type("data.initial_cursor", self.initial_cursor, int)
         if not 0 <= self.initial_cursor <= MAX_NUMBER:
             raise ConfigError(f"data.initial_cursor = {self.initial_cursor:,}: expected 0 to {MAX_NUMBER:,}")
-        allowed = get_args(LoadingStrategy)
-        if self.loading_strategy not in allowed:
-            raise ConfigError(
-                f"data.loading_strategy = {self.loading_strategy!r}: expected {' or '.join(map(repr, allowed))}"
-            )
+        _check_choice("data.loading_strategy", self.loading_strategy, LoadingStrategy)
 
 
 def data_config_from_table(table: Mapping[str, Any], where: str, cls: type[DataConfig] = DataConfig) -> DataConfig:
@@ -227,3 +230,8 @@ def _check_type(key: str, value: object, expected: type) -> None:
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         kind = {str: "a string", int: "an integer"}[expected]
         raise ConfigError(f"{key} = {value!r}: expected {kind}")
+
+
+def _check_choice(key: str, value: object, allowed: Any) -> None:
+    if value not in get_args(allowed):
+        raise ConfigError(f"{key} = {value!r}: expected {' or '.join(map(repr, get_args(allowed)))}")

@@ -3,6 +3,7 @@
 import errno
 import gzip
 import io
+import itertools
 import json
 import logging
 import os
@@ -19,6 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests import corpora
@@ -222,6 +225,102 @@ def test_build_killed_before_and_after_each_rename_goes_on_and_gives_the_same_by
         else:  # killed between manifest and clean-up: the store is finished, some marks of the build are left
             assert {name: data for name, data in found.items() if "/" not in name and name != "progress.json"} == whole
     assert moment == 2 * (2 + 4 * UNITS + 1)  # progress and plan, each shard's three files and mark, manifest
+
+
+# --- bad records ---
+
+BAD = {
+    b'{"text": "0_0"': "not JSON",
+    b"5": "not an object",
+    b'{"txt": "0_0"}': "no field",
+    b'{"text": null}': "wrong type",
+    b'{"text": "\xe6"}': "not UTF-8",
+    b'{"text": "\\ud800 0_0"}': "lone surrogate",
+    b'{"text": "\\ud800": 0}': "not JSON",
+}
+
+
+def write_bad(folder: Path) -> list[tuple[str, int, str]]:
+    """Bad lines in each kind of file among 60 good documents: what has to be in ``skipped.jsonl``."""
+    write_compressed(folder)
+    texts = folder / "texts"
+    expected = []
+    for name in ("a.jsonl", "b.json.gz", "d.jsonl"):
+        data = (texts / name).read_bytes()
+        lines = (gzip.decompress(data) if name.endswith("gz") else data).splitlines()
+        mixed = [line for good, bad in itertools.zip_longest(lines, BAD) for line in (good, bad) if line is not None]
+        expected += [(name, number, BAD[line]) for number, line in enumerate(mixed) if line in BAD]
+        data = b"\n".join(mixed)
+        (texts / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    (texts / "c2.txt").write_bytes(b"caf\xe9")
+    expected.insert(len(expected) - len(BAD), ("c2.txt", 0, "not UTF-8"))
+    column = pa.array([b"0_0", None, b"\xff", b"0_1"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": column}), texts / "f.parquet")
+    return [*expected, ("f.parquet", 1, "wrong type"), ("f.parquet", 2, "not UTF-8")]
+
+
+def skipped_of(store: TokenStore) -> list[tuple[str, int, str]]:
+    lines = (store.folder / "skipped.jsonl").read_text().splitlines()
+    return [tuple(json.loads(line)[key] for key in ("file", "record", "reason")) for line in lines]
+
+
+@pytest.mark.parametrize("shard_bytes", [100, SHARD_BYTES, 0])
+def test_bad_records_are_left_out_counted_and_listed(tmp_path, caplog, shard_bytes):
+    """E02, E05, E07: the other documents are those of the files without them."""
+    expected = write_bad(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        store = open_store(tmp_path, shard_bytes=shard_bytes, on_bad_record="skip")
+    texts = [document(i) for i in range(60)] + ["0_0", "0_1"]
+    tokenizer = TextTokenizer(tmp_path / "tokenizer")
+    assert documents_of(store) == [tokenizer.encode_batch([text])[0].tolist() for text in texts]
+    assert skipped_of(store) == expected
+    assert store.manifest.skipped == dict(sorted(Counter(reason for *_, reason in expected).items()))
+    assert sum(sum(shard.skipped.values()) for shard in store.manifest.shards) == len(expected) == 24
+    places = places_of(store.manifest, store.folder)
+    assert [text_at(tmp_path / "texts", *place) for place in places[:60]] == texts[:60]
+    assert re.search(r"source 'web': skipped 24 records \(3 lone surrogate, 3 no field, .*skipped.jsonl", caplog.text)
+
+
+def test_bad_records_stop_the_build_by_default(tmp_path):
+    write_bad(tmp_path)
+    with pytest.raises(InputError, match=r"a.jsonl, line 2: not a JSON record"):
+        open_store(tmp_path)
+
+
+def test_what_is_skipped_does_not_depend_on_interruptions(tmp_path, monkeypatch):
+    write_bad(tmp_path)
+    whole = contents(open_store(tmp_path, cache="whole", on_bad_record="skip").folder)
+    write, passed = build.write_atomic, 0
+
+    class Killed(BaseException):
+        pass
+
+    def stop(*arguments):
+        nonlocal passed
+        passed += 1
+        if passed > 6:
+            raise Killed
+        write(*arguments)
+
+    monkeypatch.setattr(build, "write_atomic", stop)
+    for attempt in range(100):
+        passed = 0
+        try:
+            store = open_store(tmp_path, on_bad_record="skip")
+            break
+        except Killed:
+            if attempt < 3:  # the shard goes with its list, since it is not finished without it
+                sorted((store_folder(tmp_path) / "units").glob("*.skipped"))[-1].unlink()
+    monkeypatch.undo()
+    assert contents(store.folder) == whole
+
+
+def test_setting_for_bad_records_makes_a_store_of_its_own(mixed):
+    store, other = open_store(mixed), open_store(mixed, on_bad_record="skip")
+    assert store.folder != other.folder
+    assert store.data_fingerprint == other.data_fingerprint
+    assert not (other.folder / "skipped.jsonl").exists()
+    assert b"skipped" not in (other.folder / "manifest.json").read_bytes()
 
 
 # --- files that cannot be entered in the middle ---

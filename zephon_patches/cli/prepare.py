@@ -25,6 +25,8 @@ else:
 
 __all__ = ["add_to"]
 
+_SOURCE_OPTIONS = ("text_field", "on_bad_record")
+
 
 def add_to(commands: Any) -> None:
     """Adds the command to the parser's commands."""
@@ -37,6 +39,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--config", type=Path, help="training config (TOML); all its sources are prepared")
     parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
+    parser.add_argument("--on-bad-record", help="what becomes of its bad records: error or skip (error)")
     parser.add_argument("--tokenizer", help="folder with tokenizer.json (the config's model.hf_assets_path)")
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
@@ -53,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"{source.name}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in "
             f"{len(manifest.shards):,} shards: {store.folder}"
         )
+        for reason, count in manifest.skipped.items():
+            print(f"{source.name}: {count:,} records skipped ({reason})")
     return 0
 
 
@@ -61,8 +66,10 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
     if (arguments.config is None) == (arguments.source is None):
         raise ConfigError("give either --config FILE or --source NAME=PATH")
     if arguments.config is not None:
-        if arguments.text_field is not None:
-            raise ConfigError("--text-field goes with --source; a config's sources have their own text_field")
+        for key in _SOURCE_OPTIONS:
+            if getattr(arguments, key) is not None:
+                option = f"--{key.replace('_', '-')}"
+                raise ConfigError(f"{option} goes with --source; a config's sources have their own {key}")
         content = _read_toml(arguments.config)
         data: DataConfig = data_config_from_table(
             _table(content, "data", arguments.config), str(arguments.config), Data
@@ -79,8 +86,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         name, equals, path = arguments.source.partition("=")
         if not equals:
             raise ConfigError(f"--source {arguments.source}: expected NAME=PATH, such as web=/data/web")
-        text_field = "text" if arguments.text_field is None else arguments.text_field
-        data = DataConfig(sources=[SourceConfig(name, path, text_field)])
+        given = {key: getattr(arguments, key) for key in _SOURCE_OPTIONS if getattr(arguments, key) is not None}
+        data = DataConfig(sources=[SourceConfig(name, path, **given)])
         tokenizer = arguments.tokenizer
     if not tokenizer:
         raise ConfigError("no tokenizer: give --tokenizer FOLDER (with tokenizer.json)")

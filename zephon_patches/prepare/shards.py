@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from zephon_patches.errors import InputError
 from zephon_patches.prepare.readers import BLANK, BadRecord, Reading, StreamFormat, format_of
 from zephon_patches.store.manifest import FileRecord, InputRange
 
-__all__ = ["FileInput", "Input", "Piece", "RecordInput", "cut_units", "hash_range"]
+__all__ = ["FileInput", "Input", "Piece", "RecordInput", "Skipped", "cut_units", "hash_range"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,10 @@ SHARDS_PER_SOURCE = 1024
 UNKNOWN_SIZE_SHARD_BYTES = 256 * MIB  # of a data set from a hub
 
 _BLOCK = 4 * MIB
+
+
+Skipped = tuple[int, int, str]
+"""A record that was left out: the range's file, the record in the range, the reason"""
 
 
 class Piece(Protocol):
@@ -53,6 +58,10 @@ class Piece(Protocol):
     @property
     def last(self) -> bool:
         """Whether the unit ends with this piece."""
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The records that were left out."""
 
     def place(self, file: int, record: int) -> str:
         """Where a document is, given as ``__iter__`` gives it, for messages."""
@@ -107,12 +116,15 @@ class FileInput:
         self.has_files = True
         self._text_field = source.text_field
         self._reading = Reading(source.text_field)
+        self._on_bad_record = source.on_bad_record
         self._root, self.files = _list(source.path)
         for file in self.files:
             format_of(self._root / file.name)
 
     def recipe(self) -> dict[str, Any]:
-        return {"text_field": self._text_field}
+        # What has its default stays out, so that a setting that is added leaves the keys of stores as they are.
+        skip = {} if self._on_bad_record == "error" else {"on_bad_record": self._on_bad_record}
+        return {"text_field": self._text_field, **skip}
 
     def units(self, shard_bytes: int) -> list[list[InputRange]]:
         return cut_units([(self._root / file.name, file.bytes) for file in self.files], shard_bytes)
@@ -147,7 +159,10 @@ class FileInput:
         return _FilePiece(self, [replace(first, stop=stop)]), size
 
     def prepare_arguments(self) -> list[str] | None:
-        return ["--source", f"{self.name}={os.path.abspath(self.path)}", "--text-field", self._text_field]
+        arguments = ["--source", f"{self.name}={os.path.abspath(self.path)}", "--text-field", self._text_field]
+        if self._on_bad_record != "error":
+            arguments += ["--on-bad-record", self._on_bad_record]
+        return arguments
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
@@ -193,13 +208,18 @@ class FileInput:
     def _noun(self, piece: InputRange) -> str:
         return format_of(self._path(piece)).noun
 
-    def _texts(self, piece: InputRange, noun: str, record: Any, number: int) -> list[str]:
-        """The texts of a record, the one with this number of its range."""
+    def _texts(
+        self, piece: InputRange, noun: str, record: Any, number: int, place: Callable[[], str], skipped: list[Skipped]
+    ) -> list[str]:
+        """The texts of the record with this number of its range; a bad one is added to ``skipped``, or raises."""
         if record is BLANK:
             return []
         texts = record if isinstance(record, BadRecord) else self._reading.texts(record, noun)
         if isinstance(texts, BadRecord):
-            raise InputError(f"{self._place(piece, number)}: {texts.message}")
+            if self._on_bad_record == "skip":
+                skipped.append((piece.file, number, texts.reason))
+                return []
+            raise InputError(f"{place()}: {texts.message}")
         return texts
 
     def _place(self, piece: InputRange, number: int) -> str:
@@ -221,13 +241,15 @@ class _FilePiece:
         self._source = source
         self._unit = unit
         self.ranges: list[InputRange] = []
+        self.skipped: list[Skipped] = []
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
         for piece in self._unit:
             noun = self._source._noun(piece)
             record = -1
             for record, found in enumerate(self._source._read(piece)):
-                for text in self._source._texts(piece, noun, found, record):
+                place = partial(self.place, piece.file, record)
+                for text in self._source._texts(piece, noun, found, record, place, self.skipped):
                     yield (piece.file, record), text
             self.ranges.append(self._source._close(piece, record + 1))
 
@@ -248,12 +270,15 @@ class _StreamPiece:
         self.stop = first
         self.last = False
         self.ranges: list[InputRange] = []
+        self.skipped: list[Skipped] = []
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
         noun = self._source._noun(self._unit)
         for record, size in self._records:
-            for text in self._source._texts(self._unit, noun, record, self.stop):
-                yield (self._unit.file, self.stop - self._first), text
+            number = self.stop - self._first
+            place = partial(self.place, self._unit.file, number)
+            for text in self._source._texts(self._unit, noun, record, number, place, self.skipped):
+                yield (self._unit.file, number), text
             self.stop += 1
             self._room -= size
             if self._room <= 0:
@@ -396,6 +421,7 @@ class _RecordPiece:
         self._room = room
         self.stop = first
         self.last = False
+        self.skipped: list[Skipped] = []
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
         for number, record in self._records:
