@@ -29,6 +29,9 @@ _SOURCE_LISTS = ("sources", "validation_sources")
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+_PROCESSOR = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")
+
+
 @dataclass
 class SourceConfig:
     """One named set of files; in TOML, one ``[[data.sources]]`` table."""
@@ -54,6 +57,12 @@ class SourceConfig:
     missing or of another type): "error" stops, "skip" leaves it out, counts it in the manifest and lists it beside
     """
 
+    processor: str = ""
+    """
+    "package.module:function" that makes a text, several or none of a record (a dict of all its fields); reads the
+    field text_field where it is not set
+    """
+
     def __post_init__(self) -> None:
         _check_type("source: name", self.name, str)
         _check_type(f"source {self.name!r}: path", self.path, str)
@@ -66,6 +75,16 @@ class SourceConfig:
         for key in ("path", "text_field"):
             if not getattr(self, key):
                 raise ConfigError(f"source {self.name!r}: {key} is empty")
+        _check_type(f"source {self.name!r}: processor", self.processor, str)
+        if self.processor and not _PROCESSOR.fullmatch(self.processor):
+            raise ConfigError(
+                f"source {self.name!r}: processor = {self.processor!r}: expected 'package.module:function'"
+            )
+        if self.processor and self.text_field != "text":
+            raise ConfigError(
+                f"source {self.name!r}: both processor and text_field are set, and a processor gets the whole record; "
+                "leave one of them out"
+            )
         _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)
 
 
@@ -103,8 +122,8 @@ class DataConfig:
     sources: list[SourceConfig] = field(default_factory=list)
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
-    folder or glob), text_field ("text" by default) and on_bad_record ("error" or "skip"). Without any,
-    training.dataset and training.dataset_path are the source
+    folder or glob), text_field ("text" by default), on_bad_record ("error" or "skip") and processor
+    ("package.module:function"). Without any, training.dataset and training.dataset_path are the source
     """
 
     validation_sources: list[SourceConfig] = field(default_factory=list)
@@ -151,9 +170,10 @@ class Data(DataConfig):
 
     The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
     source's name, and that of its folder in the cache), path (file, folder or glob), text_field (field or
-    column with the text of a record; "text" by default) and on_bad_record ("error" or "skip"). An argument
-    can override them by number: --data.sources.0.path. Without any source, training.dataset and
-    training.dataset_path are the source. [[data.validation_sources]] likewise for validation.
+    column with the text of a record; "text" by default), on_bad_record ("error" or "skip") and processor
+    ("package.module:function" that makes texts of a record). An argument can override them by number:
+    --data.sources.0.path. Without any source, training.dataset and training.dataset_path are the source.
+    [[data.validation_sources]] likewise for validation.
     """
 
     loading_strategy: LoadingStrategy = "stock"

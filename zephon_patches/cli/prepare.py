@@ -25,7 +25,7 @@ else:
 
 __all__ = ["add_to"]
 
-_SOURCE_OPTIONS = ("text_field", "on_bad_record")
+_SOURCE_OPTIONS = ("text_field", "on_bad_record", "processor")
 
 
 def add_to(commands: Any) -> None:
@@ -40,6 +40,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
     parser.add_argument("--on-bad-record", help="what becomes of its bad records: error or skip (error)")
+    parser.add_argument("--processor", help="function that makes texts of its records: package.module:function (none)")
     parser.add_argument("--tokenizer", help="folder with tokenizer.json (the config's model.hf_assets_path)")
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")

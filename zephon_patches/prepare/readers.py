@@ -23,7 +23,17 @@ import zstandard
 
 from zephon_patches.errors import InputError
 
-__all__ = ["BLANK", "FORMATS", "BadRecord", "Format", "Reading", "StreamFormat", "format_of"]
+__all__ = [
+    "BLANK",
+    "FORMATS",
+    "BadRecord",
+    "Format",
+    "Reading",
+    "StreamFormat",
+    "format_of",
+    "has_lone_surrogate",
+    "not_an_object",
+]
 
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
@@ -87,6 +97,18 @@ class StreamFormat(Protocol):
         """As ``Format.place``; ``start`` is 0."""
 
 
+def not_an_object(record: Any, wanted: str = "") -> BadRecord:
+    return BadRecord("not an object", f"{_kind(record)}, expected a JSON object{wanted}")
+
+
+def has_lone_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def field_of(record: dict[str, Any], name: str) -> Any:
     """The field of a record; ``a.b`` is field ``b`` in the object ``a``, unless there is a field ``a.b``.
 
@@ -122,8 +144,7 @@ class Reading:
     def texts(self, record: Any, noun: str) -> list[str] | BadRecord:
         """The texts of a record that is neither blank nor bad."""
         if not isinstance(record, dict):
-            wanted = f"expected a JSON object with the field {self.text_field!r}"
-            return BadRecord("not an object", f"{_kind(record)}, {wanted}")
+            return not_an_object(record, f" with the field {self.text_field!r}")
         text = field_of(record, self.text_field)
         if text is _MISSING:
             return BadRecord(

@@ -26,7 +26,16 @@ import xxhash
 
 from zephon_patches.config import SourceConfig
 from zephon_patches.errors import InputError
-from zephon_patches.prepare.readers import BLANK, BadRecord, Reading, StreamFormat, format_of
+from zephon_patches.prepare.processors import Processor, load_processor, process
+from zephon_patches.prepare.readers import (
+    BLANK,
+    BadRecord,
+    Reading,
+    StreamFormat,
+    format_of,
+    has_lone_surrogate,
+    not_an_object,
+)
 from zephon_patches.store.manifest import FileRecord, InputRange
 
 __all__ = ["FileInput", "Input", "Piece", "RecordInput", "Skipped", "cut_units", "hash_range"]
@@ -114,17 +123,28 @@ class FileInput:
         self.name = source.name
         self.path = source.path
         self.has_files = True
-        self._text_field = source.text_field
         self._reading = Reading(source.text_field)
         self._on_bad_record = source.on_bad_record
+        self._processor: Processor | None = None
+        self._needed: str | None = source.text_field
+        self._settings: dict[str, Any] = {"text_field": source.text_field}
+        # What has its default stays out, so that a setting that is added leaves the keys of stores as they are.
+        if source.on_bad_record != "error":
+            self._settings["on_bad_record"] = source.on_bad_record
+        self._prepare_options = ["--text-field", source.text_field]
+        if source.on_bad_record != "error":
+            self._prepare_options += ["--on-bad-record", source.on_bad_record]
+        if source.processor:
+            where = f"source {source.name!r}: processor"
+            self._processor, self._settings["processor"] = load_processor(source.processor, where)
+            self._needed = None
+            self._prepare_options = ["--processor", source.processor, *self._prepare_options[2:]]
         self._root, self.files = _list(source.path)
         for file in self.files:
             format_of(self._root / file.name)
 
     def recipe(self) -> dict[str, Any]:
-        # What has its default stays out, so that a setting that is added leaves the keys of stores as they are.
-        skip = {} if self._on_bad_record == "error" else {"on_bad_record": self._on_bad_record}
-        return {"text_field": self._text_field, **skip}
+        return self._settings
 
     def units(self, shard_bytes: int) -> list[list[InputRange]]:
         return cut_units([(self._root / file.name, file.bytes) for file in self.files], shard_bytes)
@@ -159,10 +179,7 @@ class FileInput:
         return _FilePiece(self, [replace(first, stop=stop)]), size
 
     def prepare_arguments(self) -> list[str] | None:
-        arguments = ["--source", f"{self.name}={os.path.abspath(self.path)}", "--text-field", self._text_field]
-        if self._on_bad_record != "error":
-            arguments += ["--on-bad-record", self._on_bad_record]
-        return arguments
+        return ["--source", f"{self.name}={os.path.abspath(self.path)}", *self._prepare_options]
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
@@ -194,7 +211,7 @@ class FileInput:
         assert not isinstance(reader, StreamFormat)
         _check_unchanged(self._root, self.files[piece.file])
         with _reading(path):
-            yield from reader.records(path, piece.start, piece.stop, self._text_field)
+            yield from reader.records(path, piece.start, piece.stop, self._needed)
 
     def _stream(self, piece: InputRange, skip: int) -> Iterator[tuple[Any, int]]:
         """The records of a file that is read in one go, and the bytes of each."""
@@ -203,7 +220,7 @@ class FileInput:
         assert isinstance(reader, StreamFormat)
         _check_unchanged(self._root, self.files[piece.file])
         with _reading(path):
-            yield from reader.stream(path, self._text_field, skip)
+            yield from reader.stream(path, self._needed, skip)
 
     def _noun(self, piece: InputRange) -> str:
         return format_of(self._path(piece)).noun
@@ -214,7 +231,17 @@ class FileInput:
         """The texts of the record with this number of its range; a bad one is added to ``skipped``, or raises."""
         if record is BLANK:
             return []
-        texts = record if isinstance(record, BadRecord) else self._reading.texts(record, noun)
+        texts: list[str] | BadRecord
+        if isinstance(record, BadRecord):
+            texts = record
+        elif self._processor is None:
+            texts = self._reading.texts(record, noun)
+        elif not isinstance(record, dict):
+            texts = not_an_object(record)
+        else:
+            texts = process(self._processor, record, place)
+            if any(has_lone_surrogate(text) for text in texts):
+                texts = BadRecord("lone surrogate", "the processor gave a text with a lone surrogate")
         if isinstance(texts, BadRecord):
             if self._on_bad_record == "skip":
                 skipped.append((piece.file, number, texts.reason))
@@ -319,7 +346,7 @@ class RecordInput:
         name: Of the source.
         identity: What the records are, for the recipe: plain data.
         records: Makes a fresh iterator over the records.
-        process: A record's text, several texts, or None.
+        processor: Gives a record's text, several texts, or None.
         folder: The local folder or file that the records come from, if there is one.
     """
 
@@ -328,7 +355,7 @@ class RecordInput:
         name: str,
         identity: dict[str, Any],
         records: Callable[[], Iterable[Any]],
-        process: Callable[[Any], str | list[str] | None],
+        processor: Processor,
         folder: Path | None = None,
     ) -> None:
         self.name = name
@@ -336,7 +363,7 @@ class RecordInput:
         self.has_files = folder is not None
         self._identity = identity
         self._records = records
-        self._process = process
+        self._process = processor
         self._root, self.files = _list(str(folder)) if folder else (Path(), [])
 
     def recipe(self) -> dict[str, Any]:
@@ -398,19 +425,7 @@ class RecordInput:
         return f"source {self.name!r}, record {number:,} (counted from 0)"
 
     def _texts(self, number: int, record: Any) -> list[str]:
-        try:
-            result = self._process(record)
-        except Exception as error:
-            raise InputError(f"{self._place(number)}: the processor raised {error!r}") from error
-        # Not just anything that can be iterated: a dict would pass for a list of its keys.
-        texts = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
-        for text in texts:
-            if not isinstance(text, str):
-                raise InputError(
-                    f"{self._place(number)}: the processor gave {type(text).__name__}, expected a text, a list of "
-                    "texts or None"
-                )
-        return texts
+        return process(self._process, record, lambda: self._place(number))
 
 
 class _RecordPiece:
