@@ -41,14 +41,14 @@ class SourceConfig:
 
     path: str
     """
-    File, folder (searched with its sub-folders) or glob of .jsonl, .parquet and .txt files; the first and last, and
-    .json with a JSON object a line, also as .gz and .zst
+    File, folder (searched with its sub-folders) or glob of .jsonl, .parquet, .arrow and .txt files; .jsonl and .txt,
+    and .json with a JSON object a line, also as .gz and .zst; a folder that datasets.save_to_disk made
     """
 
     text_field: str = "text"
     """
-    Field (JSON lines) or column (.parquet) that holds the text of a record; meta.body is the field body in the object
-    meta, unless there is a field of that whole name
+    Field (JSON lines) or column (.parquet, .arrow) that holds the text of a record; meta.body is the field body in
+    the object meta, unless there is a field of that whole name
     """
 
     on_bad_record: OnBadRecord = "error"

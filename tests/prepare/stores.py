@@ -114,6 +114,9 @@ def text_at(root: Path, name: str, record: int) -> str:
     path = root / name
     if path.suffix == ".parquet":
         return pq.read_table(path)["text"][record].as_py()
+    if path.suffix == ".arrow":
+        with pa.ipc.open_stream(str(path)) as reader:
+            return reader.read_all()["text"][record].as_py()
     data = path.read_bytes()
     if path.suffix == ".gz":
         data = gzip.decompress(data)

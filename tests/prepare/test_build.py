@@ -227,6 +227,43 @@ def test_build_killed_before_and_after_each_rename_goes_on_and_gives_the_same_by
     assert moment == 2 * (2 + 4 * UNITS + 1)  # progress and plan, each shard's three files and mark, manifest
 
 
+# --- data sets saved to a disk ---
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_data_set_saved_to_a_disk_gives_the_documents_of_its_rows(mixed, splits):
+    datasets = pytest.importorskip("datasets")
+    shutil.rmtree(mixed / "texts")
+    data = datasets.Dataset.from_dict({"id": range(60), "text": [document(i) for i in range(60)]})
+    if splits:
+        data = datasets.DatasetDict({"train": data.select(range(40)), "train2": data.select(range(40, 60))})
+        data.save_to_disk(mixed / "texts", num_shards={"train": 2, "train2": 1})
+    else:
+        data.save_to_disk(mixed / "texts", num_shards=3)
+    store = open_store(mixed)
+    tokenizer = TextTokenizer(mixed / "tokenizer")
+    assert documents_of(store) == [tokenizer.encode_batch([document(i)])[0].tolist() for i in range(60)]
+    assert [file.name.rpartition("/")[2][:10] for file in store.manifest.files] == (
+        ["data-00000", "data-00001", "data-00000"] if splits else ["data-00000", "data-00001", "data-00002"]
+    )
+    assert [record for _, record in places_of(store.manifest, store.folder)] == [*range(20)] * 3
+
+
+def test_arrow_file_gives_several_shards_and_goes_on_in_its_middle(mixed, reference):
+    shutil.rmtree(mixed / "texts")
+    (mixed / "texts").mkdir()
+    table = pa.table({"text": [document(i) for i in range(60)]})
+    with pa.ipc.new_stream(str(mixed / "texts" / "a.arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    assert process(mixed, 0, moment=2 * (2 + 4 * 3)).wait() == -signal.SIGKILL  # after three shards
+    store = open_store(mixed)
+    assert contents(store.folder) == reference(mixed)
+    assert [shard.documents for shard in store.manifest.shards] == [7] * 8 + [4]
+    assert [text_at(mixed / "texts", *place) for place in places_of(store.manifest, store.folder)] == [
+        document(i) for i in range(60)
+    ]
+
+
 # --- bad records ---
 
 BAD = {

@@ -424,6 +424,82 @@ def test_longest_suffix_decides(tmp_path):
     assert format_of(tmp_path / "a.gz.txt") is TXT
 
 
+# --- .arrow ---
+
+
+def arrow(folder, table, footer, rows=3, name="a.arrow"):
+    path = folder / name
+    with (pa.ipc.new_file if footer else pa.ipc.new_stream)(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+@pytest.fixture(params=[False, True], ids=["stream", "file"])
+def footer(request):
+    return request.param
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())],
+    ids=["string", "large", "dictionary"],
+)
+def test_arrow_gives_the_same_texts_in_both_forms_and_for_every_string_type(tmp_path, footer, kind):
+    words = ["a", "", "drei \u20ac", "a", "b", "a", "c"]
+    table = pa.table({"id": range(7), "text": pa.array(words).cast(kind)})
+    path = arrow(tmp_path, table, footer)
+    assert texts(path) == words
+    for skip in range(8):
+        assert texts(path, skip) == words[skip:]
+    assert texts(arrow(tmp_path, table.slice(0, 0), footer)) == []
+
+
+def test_bytes_of_arrow_are_those_of_its_batches(tmp_path, footer):
+    table = pa.table({"text": [f"{i}" * 1000 for i in range(10)]})
+    path = arrow(tmp_path, table, footer)
+    sizes = [size for _, size in format_of(path).stream(path, "text", 0)]
+    assert [size > 3000 for size in sizes] == [False, False, True] * 3 + [False]
+    assert sum(size for size in sizes if size <= 3000) == sizes[-1] > 1000
+    assert path.stat().st_size - 2000 < sum(sizes) < path.stat().st_size
+    assert [size for _, size in format_of(path).stream(path, "text", 4)] == sizes[4:]
+
+
+def test_dotted_field_and_whole_rows_of_arrow(tmp_path, footer):
+    rows = [{"meta": {"body": "a", "id": 1}, "metal": 1}, {"meta": {"body": "b", "id": 2}, "metal": 2}]
+    path = arrow(tmp_path, pa.Table.from_pylist(rows), footer)
+    assert texts(path, field="meta.body") == ["a", "b"]
+    assert [record for record, _ in format_of(path).stream(path, None, 0)] == rows
+    with pytest.raises(InputError, match="a.arrow: no column 'text'; its columns are 'meta', 'metal'; set text_field"):
+        texts(path)
+
+
+def test_bad_value_in_arrow_is_named_by_its_row(tmp_path, footer):
+    path = arrow(tmp_path, pa.table({"text": ["a", "b", "c", "d", None, "f"]}), footer)
+    with pytest.raises(InputError, match=r"a.arrow, row 5: column 'text' holds null, expected a text"):
+        texts(path)
+    column = pa.array([b"a", b"b", b"c", b"\xff"], pa.binary()).view(pa.string())
+    path = arrow(tmp_path, pa.table({"text": column}), footer)
+    with pytest.raises(InputError, match=r"a.arrow, row 4: byte 0 of a text is not UTF-8"):
+        texts(path)
+
+
+def test_arrow_that_is_cut_off_anywhere_is_refused(tmp_path, footer):
+    path = arrow(tmp_path, pa.table({"text": [f"{i}" * 9 for i in range(9)]}), footer)
+    data = path.read_bytes()
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        with pytest.raises(InputError, match=r"a.arrow(: cut off|, row \d+ or soon after: cannot be read as Arrow)"):
+            texts(path)
+
+
+def test_what_is_no_arrow_is_refused_by_name(tmp_path):
+    path = tmp_path / "a.arrow"
+    for content in (b"", b"ARROW1", b"something else entirely", b"ARROW1\0\0more than that ARROW1"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="a.arrow"):
+            texts(path)
+
+
 # --- .txt, and what is neither ---
 
 

@@ -4,8 +4,8 @@ One object per suffix. Positions are in the unit of the format: bytes for ``.jso
 for ``.parquet``. A blank line gives ``BLANK``, so that records can be counted; a line that is no record gives a
 ``BadRecord``, so that one can be skipped. A record is a dict of its fields; ``Reading`` makes texts of it.
 
-Compressed files cannot be entered in the middle: their records come one after the other, each with the bytes
-that it takes when decompressed, by which the file is cut into shards.
+Compressed files and those of Arrow are not entered in the middle: their records come one after the other, each
+with the bytes that it takes when decompressed, by which the file is cut into shards.
 """
 
 import gzip
@@ -255,10 +255,7 @@ class Parquet:
         file = self._open(path)
         columns = file.schema_arrow.names
         if text_field is not None and not _has_field(file.schema_arrow, text_field):
-            raise InputError(
-                f"{path}: no column {text_field!r}; its columns are {', '.join(map(repr, columns)) or 'none'}; set "
-                "text_field of the source"
-            )
+            raise _no_column(path, columns, text_field)
         wanted = None if text_field is None else [text_field]  # of a struct, this reads the one part
         batches = file.iter_batches(batch_size=1024, row_groups=list(range(start, stop)), columns=wanted)
         record = 0
@@ -345,6 +342,81 @@ class PlainTextStream:
 
     def place(self, path: Path, start: int, record: int) -> str:
         return str(path)
+
+
+class Arrow:
+    """``.arrow``: Arrow's IPC, in both its forms; one row a record, cut at the ends of record batches.
+
+    The form with a footer holds the other one behind 8 bytes, so both are read as a stream. A batch's bytes in the
+    file are counted with its last row.
+    """
+
+    noun = "column"
+
+    _MAGIC = b"ARROW1"
+    _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; the format would allow to leave it out
+
+    def stream(self, path: Path, text_field: str | None, skip: int) -> Iterator[tuple[Any, int]]:
+        import pyarrow
+        import pyarrow.ipc
+
+        number = 0
+        try:
+            with pyarrow.OSFile(str(path)) as file:
+                start = self._start(path, file)
+                reader = pyarrow.ipc.open_stream(file)
+                columns = reader.schema.names
+                if text_field is not None and not _has_field(reader.schema, text_field):
+                    raise _no_column(path, columns, text_field)
+                needed = None if text_field is None else [c for c in columns if (text_field + ".").startswith(c + ".")]
+                while (batch := self._next(reader)) is not None:
+                    stop = file.tell()
+                    rows = [] if number + batch.num_rows <= skip else _rows(_select(batch, needed))
+                    for row, record in enumerate(rows, start=1):
+                        if number + row > skip:
+                            yield record, stop - start if row == len(rows) else 0
+                    number += batch.num_rows
+                    start = stop
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            raise InputError(
+                f"{self.place(path, 0, number)} or soon after: cannot be read as Arrow ({error})"
+            ) from None
+
+    def bytes_of_first(self, path: Path, room: int) -> int:
+        return min(room, path.stat().st_size)
+
+    def place(self, path: Path, start: int, record: int) -> str:
+        return f"{path}, row {record + 1:,}"
+
+    def _start(self, path: Path, file: Any) -> int:
+        """Goes to the start of the stream, after a look at the end: without it, what was cut off is not noticed."""
+        size, end = file.size(), len(self._END)
+        with_footer = file.read(len(self._MAGIC)) == self._MAGIC
+        tail = self._MAGIC if with_footer else self._END
+        file.seek(max(size - len(tail), 0))
+        if size <= end or file.read() != tail:
+            raise InputError(f"{path}: cut off, or no Arrow file, since its end is missing; copy the file again")
+        start = end if with_footer else 0
+        file.seek(start)
+        return start
+
+    @staticmethod
+    def _next(reader: Any) -> Any:
+        try:
+            return reader.read_next_batch()
+        except StopIteration:
+            return None
+
+
+def _no_column(path: Path, columns: list[str], text_field: str) -> InputError:
+    return InputError(
+        f"{path}: no column {text_field!r}; its columns are {', '.join(map(repr, columns)) or 'none'}; set "
+        "text_field of the source"
+    )
+
+
+def _select(batch: Any, columns: list[str] | None) -> Any:
+    return batch if columns is None else batch.select(columns)
 
 
 class Compression:
@@ -442,6 +514,7 @@ FORMATS: dict[str, Format | StreamFormat] = {
     ".jsonl": JsonLines(),
     ".parquet": Parquet(),
     ".txt": PlainText(),
+    ".arrow": Arrow(),
     ".jsonl.gz": JsonLinesStream(_GZIP),
     ".jsonl.zst": JsonLinesStream(_ZSTD),
     ".json.gz": JsonLinesStream(_GZIP),

@@ -49,6 +49,8 @@ UNKNOWN_SIZE_SHARD_BYTES = 256 * MIB  # of a data set from a hub
 
 _BLOCK = 4 * MIB
 
+_DATA_SET_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")
+
 
 Skipped = tuple[int, int, str]
 """A record that was left out: the range's file, the record in the range, the reason"""
@@ -563,9 +565,14 @@ def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
     if real in seen:
         return
     seen = {*seen, real}
-    for entry in folder.iterdir():
+    entries = list(folder.iterdir())
+    is_data_set = any(entry.name.endswith(".arrow") for entry in entries)
+    for entry in entries:
         # Markers and caches such as .DS_Store, ._x and _SUCCESS are no data.
         if entry.name.startswith((".", "_")):
+            continue
+        # Beside the .arrow files that `datasets` saves to a disk; alone, they are refused as any .json is.
+        if entry.name in _DATA_SET_FILES and (is_data_set or entry.name == "dataset_dict.json"):
             continue
         if entry.is_dir():
             yield from _walk(entry, seen)
