@@ -63,6 +63,12 @@ class SourceConfig:
     field text_field where it is not set
     """
 
+    add_bos: bool | None = None
+    """Whether BOS stands before each document, once; as data.add_bos where not set"""
+
+    add_eos: bool | None = None
+    """Whether EOS stands behind each document, once; as data.add_eos where not set"""
+
     def __post_init__(self) -> None:
         _check_type("source: name", self.name, str)
         _check_type(f"source {self.name!r}: path", self.path, str)
@@ -85,6 +91,8 @@ class SourceConfig:
                 f"source {self.name!r}: both processor and text_field are set, and a processor gets the whole record; "
                 "leave one of them out"
             )
+        for key in ("add_bos", "add_eos"):
+            _check_flag(f"source {self.name!r}: {key}", getattr(self, key))
         _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)
 
 
@@ -119,11 +127,18 @@ class DataConfig:
     of time, since ranks on rented GPUs would wait
     """
 
+    add_bos: bool | None = None
+    """Whether BOS stands before each document, once; as TorchTitan where not set: if the tokenizer has it"""
+
+    add_eos: bool | None = None
+    """Whether EOS stands behind each document, once; as TorchTitan where not set: if the tokenizer has it"""
+
     sources: list[SourceConfig] = field(default_factory=list)
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
-    folder or glob), text_field ("text" by default), on_bad_record ("error" or "skip") and processor
-    ("package.module:function"). Without any, training.dataset and training.dataset_path are the source
+    folder or glob), text_field ("text" by default), on_bad_record ("error" or "skip"), processor
+    ("package.module:function"), add_bos and add_eos (where they differ from those of [data]). Without any,
+    training.dataset and training.dataset_path are the source
     """
 
     validation_sources: list[SourceConfig] = field(default_factory=list)
@@ -152,6 +167,8 @@ class DataConfig:
         minutes = self.max_build_minutes
         if not isinstance(minutes, int | float) or isinstance(minutes, bool) or not minutes >= 0:
             raise ConfigError(f"data.max_build_minutes = {minutes!r}: expected a number of minutes, 0 or more")
+        for key in ("add_bos", "add_eos"):
+            _check_flag(f"data.{key}", getattr(self, key))
         for key in _SOURCE_LISTS:
             _check_sources(key, getattr(self, key))
         paths = {source.name: source.path for source in self.sources}
@@ -170,10 +187,11 @@ class Data(DataConfig):
 
     The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
     source's name, and that of its folder in the cache), path (file, folder or glob), text_field (field or
-    column with the text of a record; "text" by default), on_bad_record ("error" or "skip") and processor
-    ("package.module:function" that makes texts of a record). An argument can override them by number:
-    --data.sources.0.path. Without any source, training.dataset and training.dataset_path are the source.
-    [[data.validation_sources]] likewise for validation.
+    column with the text of a record; "text" by default), on_bad_record ("error" or "skip"), processor
+    ("package.module:function" that makes texts of a record), add_bos and add_eos (where they differ from
+    those here). An argument can override them by number: --data.sources.0.path. Without any source,
+    training.dataset and training.dataset_path are the source. [[data.validation_sources]] likewise for
+    validation.
     """
 
     loading_strategy: LoadingStrategy = "stock"
@@ -250,6 +268,11 @@ def _check_type(key: str, value: object, expected: type) -> None:
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         kind = {str: "a string", int: "an integer"}[expected]
         raise ConfigError(f"{key} = {value!r}: expected {kind}")
+
+
+def _check_flag(key: str, value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(f"{key} = {value!r}: expected true or false, or nothing for the default")
 
 
 def _check_choice(key: str, value: object, allowed: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from zephon_patches.config import Data, DataConfig, SourceConfig, data_config_from_table
 from zephon_patches.errors import ConfigError
-from zephon_patches.prepare.build import open_or_build
+from zephon_patches.prepare.build import open_or_build, tokenizer_for
 from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
@@ -25,7 +25,7 @@ else:
 
 __all__ = ["add_to"]
 
-_SOURCE_OPTIONS = ("text_field", "on_bad_record", "processor")
+_SOURCE_OPTIONS = ("text_field", "on_bad_record", "processor", "add_bos", "add_eos")
 
 
 def add_to(commands: Any) -> None:
@@ -41,6 +41,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--text-field", help="its field or column with the text (text)")
     parser.add_argument("--on-bad-record", help="what becomes of its bad records: error or skip (error)")
     parser.add_argument("--processor", help="function that makes texts of its records: package.module:function (none)")
+    for name, place in (("bos", "before"), ("eos", "behind")):
+        parser.add_argument(
+            f"--add-{name}",
+            action=argparse.BooleanOptionalAction,
+            help=f"whether {name.upper()} stands {place} each document (if the tokenizer has it)",
+        )
     parser.add_argument("--tokenizer", help="folder with tokenizer.json (the config's model.hf_assets_path)")
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
@@ -51,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     data, tokenizer = _settings(arguments)
     encoder = TextTokenizer(tokenizer)
     for source in [*data.sources, *data.validation_sources]:
-        store = open_or_build(FileInput(source), encoder, data.cache_dir, data.shard_bytes)
+        files = FileInput(source)
+        store = open_or_build(files, tokenizer_for(files, data, encoder), data.cache_dir, data.shard_bytes)
         manifest = store.manifest
         print(
             f"{source.name}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in "

@@ -29,6 +29,7 @@ import filelock
 import numpy as np
 from tqdm import tqdm
 
+from zephon_patches.config import DataConfig
 from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.keys import canonical_json, fingerprint
 from zephon_patches.prepare.shards import Input, Piece, shard_bytes_for
@@ -39,7 +40,7 @@ from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, InputRan
 from zephon_patches.store.reader import TokenStore
 from zephon_patches.store.writer import ShardWriter
 
-__all__ = ["open_or_build"]
+__all__ = ["open_or_build", "tokenizer_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,17 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 # A builder that was begun in time may end a little late.
 _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS, _PROGRESS_SECONDS, _REPORT_SECONDS = 0.2, 1.0, 10.0
+
+
+def tokenizer_for(source: Input, config: DataConfig, tokenizer: TextTokenizer) -> TextTokenizer:
+    """A tokenizer with BOS and EOS as a source wants them, or else the data's settings.
+
+    Raises:
+        ConfigError: The tokenizer lacks what is asked for.
+    """
+    add_bos = config.add_bos if source.add_bos is None else source.add_bos
+    add_eos = config.add_eos if source.add_eos is None else source.add_eos
+    return tokenizer.with_ends(add_bos, add_eos, f"source {source.name!r}")
 
 
 def open_or_build(
@@ -333,6 +345,8 @@ class _Builder:
         if arguments is None:
             return "Start once with NGPU=1 and a larger data.max_build_minutes"
         arguments += ["--tokenizer", str(self._tokenizer.folder.absolute())]
+        for option, value in (("add-bos", self._tokenizer.add_bos), ("add-eos", self._tokenizer.add_eos)):
+            arguments += [] if value is None else [f"--{option}" if value else f"--no-{option}"]
         arguments += ["--cache-dir", str(self.folder.parent.parent.absolute())]
         arguments += ["--shard-bytes", str(self._recipe["shard_bytes"])]
         command = shlex.join([sys.executable, "-m", "zephon_patches.cli", "prepare", *arguments])

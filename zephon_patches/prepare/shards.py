@@ -84,6 +84,9 @@ class Input(Protocol):
     name: str
     path: str
     files: list[FileRecord]
+    add_bos: bool | None
+    add_eos: bool | None
+    """Whether BOS and EOS stand around its documents; None leaves it to the data's settings"""
     has_files: bool
     """Whether it reads local files; if so and ``files`` is empty, they are gone"""
 
@@ -124,6 +127,7 @@ class FileInput:
     def __init__(self, source: SourceConfig) -> None:
         self.name = source.name
         self.path = source.path
+        self.add_bos, self.add_eos = source.add_bos, source.add_eos
         self.has_files = True
         self._reading = Reading(source.text_field)
         self._on_bad_record = source.on_bad_record
@@ -362,6 +366,8 @@ class RecordInput:
     ) -> None:
         self.name = name
         self.path = str(folder or name)
+        self.add_bos: bool | None = None
+        self.add_eos: bool | None = None
         self.has_files = folder is not None
         self._identity = identity
         self._records = records
