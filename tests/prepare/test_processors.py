@@ -1,7 +1,9 @@
 """Functions of the user's that make texts of records."""
 
 import gzip
+import importlib
 import json
+import linecache
 import sys
 
 import pyarrow as pa
@@ -26,7 +28,7 @@ from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
 MODULE = """
-class Bench:
+class Kept:
     @staticmethod
     def text(record):
         return record["text"]
@@ -60,18 +62,15 @@ def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
 
     def write(text: str = MODULE) -> None:
-        sys.modules.pop("bench_processors", None)
-        (folder / "bench_processors.py").write_text(text)
+        sys.modules.pop("user_processors", None)
+        (folder / "user_processors.py").write_text(text)
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
-        import importlib
-        import linecache
-
         linecache.clearcache()
         importlib.invalidate_caches()
 
     write()
     yield write
-    sys.modules.pop("bench_processors", None)
+    sys.modules.pop("user_processors", None)
 
 
 def ids_of(folder, texts):
@@ -87,11 +86,11 @@ def write_numbered(folder, numbers, name="a.jsonl"):
     (folder / "texts" / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
 
 
-@pytest.mark.parametrize("name", ["text", "Bench.text"])
+@pytest.mark.parametrize("name", ["text", "Kept.text"])
 def test_processor_that_gives_the_field_gives_the_same_documents_of_every_format(tmp_path, module, name):
     write_mixed(tmp_path)
     (tmp_path / "texts" / "f.jsonl.gz").write_bytes(gzip.compress(line(3, LENGTHS[3]).encode()))
-    store = open_store(tmp_path, processor=f"bench_processors:{name}")
+    store = open_store(tmp_path, processor=f"user_processors:{name}")
     assert documents_of(store) == ids_of(tmp_path, [*map(document, range(60)), document(3)])
     assert store.data_fingerprint == open_store(tmp_path).data_fingerprint
 
@@ -100,7 +99,7 @@ def test_processor_that_gives_the_field_gives_the_same_documents_of_every_format
 def test_record_gives_a_text_several_or_none(tmp_path, module, name):
     write_numbered(tmp_path, [0, 3, 1, 2, 4, 3], name)
     for shard_bytes in (SHARD_BYTES, 20):
-        store = open_store(tmp_path, shard_bytes=shard_bytes, processor="bench_processors:by_id")
+        store = open_store(tmp_path, shard_bytes=shard_bytes, processor="user_processors:by_id")
         assert documents_of(store) == ids_of(tmp_path, ["0_0", "0_1", "0_0", "", "0_0", "0_1"])
         places = places_of(store.manifest, store.folder)
         assert places == [(name, 1), (name, 1), (name, 3), (name, 4), (name, 5), (name, 5)]
@@ -109,7 +108,7 @@ def test_record_gives_a_text_several_or_none(tmp_path, module, name):
 def test_all_columns_of_parquet_are_given(tmp_path, module):
     write_numbered(tmp_path, [])
     pq.write_table(pa.table({"other": [[1], []], "id": [3, 0]}), tmp_path / "texts" / "a.parquet")
-    store = open_store(tmp_path, processor="bench_processors:by_id")
+    store = open_store(tmp_path, processor="user_processors:by_id")
     assert documents_of(store) == ids_of(tmp_path, ["0_0", "0_1"])
 
 
@@ -119,38 +118,45 @@ def test_exception_names_file_and_record(tmp_path, module, on_bad_record):
     for name in ("a.jsonl", "a.jsonl.gz"):
         write_numbered(tmp_path / name, [0, 3, 1, 2, 9, 3], name)
         with pytest.raises(InputError, match=rf"{name}, line 5: the processor raised KeyError\(9\)") as caught:
-            open_store(tmp_path / name, processor="bench_processors:by_id", shard_bytes=20, on_bad_record=on_bad_record)
+            open_store(tmp_path / name, processor="user_processors:by_id", shard_bytes=20, on_bad_record=on_bad_record)
         assert isinstance(caught.value.__cause__, KeyError)
         with pytest.raises(InputError, match=rf"{name}, line 1: the processor gave int, expected a text, a list"):
-            open_store(tmp_path / name, processor="bench_processors:number", on_bad_record=on_bad_record)
+            open_store(tmp_path / name, processor="user_processors:number", on_bad_record=on_bad_record)
 
 
-def test_bad_records_are_those_that_do_not_reach_it_and_lone_surrogates(tmp_path, module):
-    write_numbered(tmp_path, [2, 3])
+BAD = {b"no json": "not a JSON record", b"5": "a number, expected a JSON object$", b"null": "null, expected"}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_no_record_does_not_reach_it(tmp_path, module, bad):
+    write_numbered(tmp_path, [3])
     path = tmp_path / "texts" / "a.jsonl"
-    path.write_bytes(b"no json\n5\nnull\n" + path.read_bytes())
-    for text, lines in (("not a JSON record", 0), ("a number, expected a JSON object$", 1), ("null, expected", 2)):
-        with pytest.raises(InputError, match=f"line 1: {text}"):
-            path.write_bytes(path.read_bytes() if not lines else path.read_bytes().split(b"\n", 1)[1])
-            open_store(tmp_path, processor="bench_processors:surrogate")
-    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
-    with pytest.raises(InputError, match=r"line 1: the processor gave a text with a lone surrogate"):
-        open_store(tmp_path, processor="bench_processors:surrogate")
-    path.write_bytes(b"no json\n5\n" + path.read_bytes())
-    store = open_store(tmp_path, processor="bench_processors:surrogate", on_bad_record="skip")
-    assert store.manifest.skipped == {"lone surrogate": 1, "not JSON": 1, "not an object": 1}
-    assert documents_of(store) == ids_of(tmp_path, ["0_0"])
+    path.write_bytes(bad + b"\n" + path.read_bytes())
+    with pytest.raises(InputError, match=f"line 1: {BAD[bad]}"):
+        open_store(tmp_path, processor="user_processors:by_id")
+    store = open_store(tmp_path, processor="user_processors:by_id", on_bad_record="skip")
+    assert sum(store.manifest.skipped.values()) == 1
+    assert documents_of(store) == ids_of(tmp_path, ["0_0", "0_1"])
+
+
+def test_lone_surrogate_in_a_text_of_its_makes_the_record_a_bad_one(tmp_path, module):
+    write_numbered(tmp_path, [3, 2, 3])
+    with pytest.raises(InputError, match=r"line 2: the processor gave a text with a lone surrogate"):
+        open_store(tmp_path, processor="user_processors:surrogate")
+    store = open_store(tmp_path, processor="user_processors:surrogate", on_bad_record="skip")
+    assert store.manifest.skipped == {"lone surrogate": 1}
+    assert documents_of(store) == ids_of(tmp_path, ["0_0", "0_0"])
 
 
 def test_recipe_knows_the_function_by_name_and_text(tmp_path, module):
     write_mixed(tmp_path)
-    first = file_input(tmp_path, processor="bench_processors:text").recipe()
-    assert first["processor"][0] == "bench_processors:text"
-    assert file_input(tmp_path, processor="bench_processors:Bench.text").recipe() != first
+    first = file_input(tmp_path, processor="user_processors:text").recipe()
+    assert first["processor"][0] == "user_processors:text"
+    assert file_input(tmp_path, processor="user_processors:Kept.text").recipe() != first
     module(MODULE.replace("NO_FUNCTION = 5", "NO_FUNCTION = 6"))
-    assert file_input(tmp_path, processor="bench_processors:text").recipe() == first
+    assert file_input(tmp_path, processor="user_processors:text").recipe() == first
     module(MODULE.replace('return record["text"]', 'return record["text"].lower()'))
-    assert file_input(tmp_path, processor="bench_processors:text").recipe() != first
+    assert file_input(tmp_path, processor="user_processors:text").recipe() != first
     assert file_input(tmp_path, processor="json:dumps").recipe()["processor"][0] == "json:dumps"
     assert file_input(tmp_path, processor="builtins:str").recipe()["processor"] == ["builtins:str"]
     assert "processor" not in file_input(tmp_path).recipe()
@@ -160,14 +166,14 @@ def test_recipe_knows_the_function_by_name_and_text(tmp_path, module):
     ("name", "text"),
     [
         ("no_such_module:f", "no_such_module cannot be imported .ModuleNotFoundError"),
-        ("bench_broken:f", "bench_broken cannot be imported .ZeroDivisionError"),
-        ("bench_processors:no", "bench_processors has no 'no'"),
-        ("bench_processors:Bench.no", "bench_processors has no 'Bench.no'"),
-        ("bench_processors:NO_FUNCTION", "int, which cannot be called"),
+        ("broken_module:f", "broken_module cannot be imported .ZeroDivisionError"),
+        ("user_processors:no", "user_processors has no 'no'"),
+        ("user_processors:Kept.no", "user_processors has no 'Kept.no'"),
+        ("user_processors:NO_FUNCTION", "int, which cannot be called"),
     ],
 )
 def test_processor_that_cannot_be_had_is_a_config_error(tmp_path, module, name, text):
-    (tmp_path / "modules" / "bench_broken.py").write_text("1 / 0")
+    (tmp_path / "modules" / "broken_module.py").write_text("1 / 0")
     write_mixed(tmp_path)
     with pytest.raises(ConfigError, match=f"source 'web': processor = '{name}': {text}"):
         file_input(tmp_path, processor=name)
@@ -187,10 +193,10 @@ def test_processor_and_text_field_exclude_each_other():
 def test_command_that_prepares_it_has_all_its_settings(tmp_path, module, capsys):
     write_mixed(tmp_path)
     source = SourceConfig(
-        name="web", path=str(tmp_path / "texts"), processor="bench_processors:text", on_bad_record="skip"
+        name="web", path=str(tmp_path / "texts"), processor="user_processors:text", on_bad_record="skip"
     )
     arguments = FileInput(source).prepare_arguments()
     arguments += ["--tokenizer", str(tmp_path / "tokenizer"), "--cache-dir", str(tmp_path / "cache")]
     assert main(["prepare", *arguments, "--shard-bytes", str(SHARD_BYTES)]) == 0
-    store = open_store(tmp_path, processor="bench_processors:text", on_bad_record="skip")
+    store = open_store(tmp_path, processor="user_processors:text", on_bad_record="skip")
     assert [store.folder] == list((tmp_path / "cache" / "web").iterdir())
