@@ -123,3 +123,18 @@ def test_a_validation_source_may_share_a_training_source_s_name_only_with_its_pa
 def test_an_initial_cursor_that_is_none_is_refused_by_name(value):
     with pytest.raises(ConfigError, match=r"data\.initial_cursor"):
         Data(initial_cursor=value)
+
+
+def test_what_becomes_of_bad_records_is_one_of_two():
+    assert SourceConfig(name="a", path="p").on_bad_record == "error"
+    with pytest.raises(ConfigError, match="source 'a': on_bad_record = 'ignore': expected 'error' or 'skip'"):
+        SourceConfig(name="a", path="p", on_bad_record="ignore")
+
+
+@pytest.mark.parametrize("key", ["add_bos", "add_eos"])
+def test_ends_of_documents_are_true_false_or_not_set(key):
+    assert getattr(DataConfig(), key) is None
+    with pytest.raises(ConfigError, match=f"data.{key} = 1: expected true or false"):
+        DataConfig(**{key: 1})
+    with pytest.raises(ConfigError, match=f"source 'a': {key} = 'yes': expected true or false"):
+        SourceConfig(name="a", path="p", **{key: "yes"})

@@ -15,6 +15,7 @@ from zephon_patches.errors import ConfigError
 __all__ = ["Data", "DataConfig", "SourceConfig", "data_config_from_table"]
 
 LoadingStrategy = Literal["stock", "zephon"]
+OnBadRecord = Literal["error", "skip"]
 
 MAX_SEED = 2**63 - 1
 
@@ -28,6 +29,9 @@ _SOURCE_LISTS = ("sources", "validation_sources")
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+_PROCESSOR = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")
+
+
 @dataclass
 class SourceConfig:
     """One named set of files; in TOML, one ``[[data.sources]]`` table."""
@@ -36,10 +40,34 @@ class SourceConfig:
     """Name of the source: the name of its folder in the cache, and part of its shuffling key"""
 
     path: str
-    """File, folder (searched with its sub-folders) or glob of .jsonl, .parquet and .txt files"""
+    """
+    File, folder (searched with its sub-folders) or glob of .jsonl, .parquet, .arrow and .txt files; .jsonl and .txt,
+    and .json with a JSON object a line, also as .gz and .zst; a folder that datasets.save_to_disk made
+    """
 
     text_field: str = "text"
-    """Field (.jsonl) or column (.parquet) that holds the text of a record"""
+    """
+    Field (JSON lines) or column (.parquet, .arrow) that holds the text of a record; meta.body is the field body in
+    the object meta, unless there is a field of that whole name
+    """
+
+    on_bad_record: OnBadRecord = "error"
+    """
+    What becomes of a record that gives no text (a malformed line, invalid UTF-8, a lone surrogate, a field that is
+    missing or of another type): "error" stops, "skip" leaves it out, counts it in the manifest and lists it beside
+    """
+
+    processor: str = ""
+    """
+    "package.module:function" that makes a text, several or none of a record (a dict of all its fields); reads the
+    field text_field where it is not set
+    """
+
+    add_bos: bool | None = None
+    """Whether BOS stands before each document, once; as data.add_bos where not set"""
+
+    add_eos: bool | None = None
+    """Whether EOS stands behind each document, once; as data.add_eos where not set"""
 
     def __post_init__(self) -> None:
         _check_type("source: name", self.name, str)
@@ -53,6 +81,19 @@ class SourceConfig:
         for key in ("path", "text_field"):
             if not getattr(self, key):
                 raise ConfigError(f"source {self.name!r}: {key} is empty")
+        _check_type(f"source {self.name!r}: processor", self.processor, str)
+        if self.processor and not _PROCESSOR.fullmatch(self.processor):
+            raise ConfigError(
+                f"source {self.name!r}: processor = {self.processor!r}: expected 'package.module:function'"
+            )
+        if self.processor and self.text_field != "text":
+            raise ConfigError(
+                f"source {self.name!r}: both processor and text_field are set, and a processor gets the whole record; "
+                "leave one of them out"
+            )
+        for key in ("add_bos", "add_eos"):
+            _check_flag(f"source {self.name!r}: {key}", getattr(self, key))
+        _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)
 
 
 @dataclass
@@ -86,11 +127,18 @@ class DataConfig:
     of time, since ranks on rented GPUs would wait
     """
 
+    add_bos: bool | None = None
+    """Whether BOS stands before each document, once; as TorchTitan where not set: if the tokenizer has it"""
+
+    add_eos: bool | None = None
+    """Whether EOS stands behind each document, once; as TorchTitan where not set: if the tokenizer has it"""
+
     sources: list[SourceConfig] = field(default_factory=list)
     """
-    The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache),
-    path (file, folder or glob of .jsonl, .parquet and .txt files) and text_field ("text" by default).
-    Without any, training.dataset and training.dataset_path are the source
+    The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
+    folder or glob), text_field ("text" by default), on_bad_record ("error" or "skip"), processor
+    ("package.module:function"), add_bos and add_eos (where they differ from those of [data]). Without any,
+    training.dataset and training.dataset_path are the source
     """
 
     validation_sources: list[SourceConfig] = field(default_factory=list)
@@ -119,6 +167,8 @@ class DataConfig:
         minutes = self.max_build_minutes
         if not isinstance(minutes, int | float) or isinstance(minutes, bool) or not minutes >= 0:
             raise ConfigError(f"data.max_build_minutes = {minutes!r}: expected a number of minutes, 0 or more")
+        for key in ("add_bos", "add_eos"):
+            _check_flag(f"data.{key}", getattr(self, key))
         for key in _SOURCE_LISTS:
             _check_sources(key, getattr(self, key))
         paths = {source.name: source.path for source in self.sources}
@@ -136,11 +186,12 @@ class Data(DataConfig):
     Where the data comes from, in which order it is trained on, and by which loader: a training config's [data] table.
 
     The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
-    source's name, and that of its folder in the cache), path (file, folder or glob of .jsonl, .parquet
-    and .txt files) and text_field (field or column with the text of a record; "text" by default). An
-    argument can override them by number: --data.sources.0.path. Without any source,
-    training.dataset and training.dataset_path are the source. [[data.validation_sources]] likewise
-    for validation.
+    source's name, and that of its folder in the cache), path (file, folder or glob), text_field (field or
+    column with the text of a record; "text" by default), on_bad_record ("error" or "skip"), processor
+    ("package.module:function" that makes texts of a record), add_bos and add_eos (where they differ from
+    those here). An argument can override them by number: --data.sources.0.path. Without any source,
+    training.dataset and training.dataset_path are the source. [[data.validation_sources]] likewise for
+    validation.
     """
 
     loading_strategy: LoadingStrategy = "stock"
@@ -157,11 +208,7 @@ class Data(DataConfig):
         _check_type("data.initial_cursor", self.initial_cursor, int)
         if not 0 <= self.initial_cursor <= MAX_NUMBER:
             raise ConfigError(f"data.initial_cursor = {self.initial_cursor:,}: expected 0 to {MAX_NUMBER:,}")
-        allowed = get_args(LoadingStrategy)
-        if self.loading_strategy not in allowed:
-            raise ConfigError(
-                f"data.loading_strategy = {self.loading_strategy!r}: expected {' or '.join(map(repr, allowed))}"
-            )
+        _check_choice("data.loading_strategy", self.loading_strategy, LoadingStrategy)
 
 
 def data_config_from_table(table: Mapping[str, Any], where: str, cls: type[DataConfig] = DataConfig) -> DataConfig:
@@ -221,3 +268,13 @@ def _check_type(key: str, value: object, expected: type) -> None:
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         kind = {str: "a string", int: "an integer"}[expected]
         raise ConfigError(f"{key} = {value!r}: expected {kind}")
+
+
+def _check_flag(key: str, value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(f"{key} = {value!r}: expected true or false, or nothing for the default")
+
+
+def _check_choice(key: str, value: object, allowed: Any) -> None:
+    if value not in get_args(allowed):
+        raise ConfigError(f"{key} = {value!r}: expected {' or '.join(map(repr, get_args(allowed)))}")

@@ -5,10 +5,11 @@ import json
 
 import numpy as np
 import pytest
+import zstandard
 
 from tests import corpora, reference
 from tests.corpora import Corpus, make_corpus, write_tokenizer
-from tests.prepare.stores import documents_of
+from tests.prepare.stores import documents_of, places_of
 from tests.prepare.test_tokenizers import CONFIGS, bpe
 from tests.prepare.test_tokenizers import write as write_bpe
 from tests.resume import Place, Run, builder, check_steps, uninterrupted
@@ -135,7 +136,7 @@ def test_e08_kind_of_file_that_is_not_read_is_refused_by_name(tmp_path):
     """E08: a gzip is never read as plain text, and never left out."""
     corpus = corpus_of_lines(tmp_path, good_lines())
     data = gzip.compress("".join(good_lines()).encode())
-    for name in ("b.jsonl.gz", "b.jsonl.zst", "b.xyz"):
+    for name in ("b.jsonl.bz2", "b.gz", "b.xyz"):
         (corpus.texts / name).write_bytes(data)
         with pytest.raises(InputError, match=rf"{name}: files of this kind are not read"):
             store_of(corpus)
@@ -143,6 +144,28 @@ def test_e08_kind_of_file_that_is_not_read_is_refused_by_name(tmp_path):
     (corpus.texts / "b.jsonl").write_bytes(data)
     with pytest.raises(InputError, match=r"b.jsonl, line 1: not a JSON record"):
         store_of(corpus)
+
+
+@pytest.mark.parametrize("shard_bytes", [0, 100])
+def test_e08_compressed_files_give_the_documents_of_the_plain_ones(tmp_path, shard_bytes):
+    """E08: the same documents, mixed in one folder and each way alone; places lead back to the same lines."""
+    lines = [corpora.line(i, 3) for i in range(20)]
+    data = ["\n".join(["", *map(str.rstrip, lines[start : start + 5])]).encode() for start in range(0, 20, 5)]
+    kinds = {"jsonl": bytes, "jsonl.gz": gzip.compress, "json.zst": zstandard.compress, "json.gz": gzip.compress}
+    found = []
+    for number, suffixes in enumerate([list(kinds), *([suffix] * 4 for suffix in kinds)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        corpus = corpus_of_lines(folder, [])
+        (corpus.texts / "a.jsonl").unlink()
+        for i, suffix in enumerate(suffixes):
+            (corpus.texts / f"{i}.{suffix}").write_bytes(kinds[suffix](data[i]))
+        store = store_of(corpus, shard_bytes)
+        assert documents_of(store) == corpus.documents
+        assert len(store.manifest.shards) > (4 if shard_bytes else 0)
+        found.append([(name.split(".")[0], record) for name, record in places_of(store.manifest, store.folder)])
+    assert found[0] == [(str(i // 5), i % 5 + 1) for i in range(20)]
+    assert all(places == found[0] for places in found)
 
 
 def test_e10_huge_documents_stand_between_the_others_unharmed(tmp_path):

@@ -1,5 +1,6 @@
 """Corpora in mixed formats, their stores, and the way from a token back to its line."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 
 from tests.corpora import D60, line, words, write_tokenizer
 from zephon_patches.config import SourceConfig
@@ -35,6 +37,21 @@ def write_mixed(folder: Path) -> Path:
     pq.write_table(table, texts / "b.parquet", row_group_size=6, compression="none")
     (texts / "c.txt").write_text(document(40))
     (texts / "d" / "e.jsonl").write_text("".join(line(i, LENGTHS[i]) for i in range(41, 60)).rstrip("\n"))
+    write_tokenizer(folder / "tokenizer", LENGTHS)
+    return folder
+
+
+def write_compressed(folder: Path) -> Path:
+    """60 numbered documents over five files, three of them compressed."""
+    texts = folder / "texts"
+    texts.mkdir(parents=True)
+    lines = [line(i, LENGTHS[i]).encode() for i in range(60)]
+    (texts / "a.jsonl").write_bytes(b"".join(lines[:5]))
+    data = b"\n" + b"".join(lines[5:20]) + b"  \r\n" + b"".join(lines[20:40])
+    (texts / "b.json.gz").write_bytes(gzip.compress(data[:700], mtime=0) + gzip.compress(data[700:], mtime=0))
+    (texts / "c.txt.zst").write_bytes(zstandard.compress(document(40).encode()))
+    (texts / "d.jsonl").write_bytes(b"".join(lines[41:50]))
+    (texts / "e.jsonl.zst").write_bytes(zstandard.compress(b"".join(lines[50:])))
     write_tokenizer(folder / "tokenizer", LENGTHS)
     return folder
 
@@ -97,7 +114,15 @@ def text_at(root: Path, name: str, record: int) -> str:
     path = root / name
     if path.suffix == ".parquet":
         return pq.read_table(path)["text"][record].as_py()
-    if path.suffix == ".txt":
+    if path.suffix == ".arrow":
+        with pa.ipc.open_stream(str(path)) as reader:
+            return reader.read_all()["text"][record].as_py()
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        data = gzip.decompress(data)
+    if path.suffix == ".zst":
+        data = zstandard.decompress(data)
+    if ".txt" in path.suffixes:
         assert record == 0
-        return path.read_text()
-    return json.loads(path.read_bytes().splitlines()[record])["text"]
+        return data.decode()
+    return json.loads(data.split(b"\n")[record])["text"]

@@ -1,7 +1,9 @@
 """The store of a source: built once, continued, shared, found again, refused."""
 
 import errno
+import gzip
 import io
+import itertools
 import json
 import logging
 import os
@@ -18,6 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests import corpora
@@ -33,15 +37,16 @@ from tests.prepare.stores import (
     places_of,
     process,
     text_at,
+    write_compressed,
     write_mixed,
 )
 from zephon_patches import build_loader
 from zephon_patches.errors import ConfigError, InputError, StoreError
-from zephon_patches.prepare import build
+from zephon_patches.prepare import build, readers
 from zephon_patches.prepare.build import open_or_build
-from zephon_patches.prepare.shards import FileInput, RecordInput
+from zephon_patches.prepare.shards import FileInput, RecordInput, hash_range
 from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.store.manifest import Manifest
+from zephon_patches.store.manifest import InputRange, Manifest
 from zephon_patches.store.reader import TokenStore
 
 UNITS = 8
@@ -220,6 +225,240 @@ def test_build_killed_before_and_after_each_rename_goes_on_and_gives_the_same_by
         else:  # killed between manifest and clean-up: the store is finished, some marks of the build are left
             assert {name: data for name, data in found.items() if "/" not in name and name != "progress.json"} == whole
     assert moment == 2 * (2 + 4 * UNITS + 1)  # progress and plan, each shard's three files and mark, manifest
+
+
+# --- data sets saved to a disk ---
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_data_set_saved_to_a_disk_gives_the_documents_of_its_rows(mixed, splits):
+    datasets = pytest.importorskip("datasets")
+    shutil.rmtree(mixed / "texts")
+    data = datasets.Dataset.from_dict({"id": range(60), "text": [document(i) for i in range(60)]})
+    if splits:
+        data = datasets.DatasetDict({"train": data.select(range(40)), "train2": data.select(range(40, 60))})
+        data.save_to_disk(mixed / "texts", num_shards={"train": 2, "train2": 1})
+    else:
+        data.save_to_disk(mixed / "texts", num_shards=3)
+    store = open_store(mixed)
+    tokenizer = TextTokenizer(mixed / "tokenizer")
+    assert documents_of(store) == [tokenizer.encode_batch([document(i)])[0].tolist() for i in range(60)]
+    assert [file.name.rpartition("/")[2][:10] for file in store.manifest.files] == (
+        ["data-00000", "data-00001", "data-00000"] if splits else ["data-00000", "data-00001", "data-00002"]
+    )
+    assert [record for _, record in places_of(store.manifest, store.folder)] == [*range(20)] * 3
+
+
+def test_arrow_file_gives_several_shards_and_goes_on_in_its_middle(mixed, reference):
+    shutil.rmtree(mixed / "texts")
+    (mixed / "texts").mkdir()
+    table = pa.table({"text": [document(i) for i in range(60)]})
+    with pa.ipc.new_stream(str(mixed / "texts" / "a.arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    assert process(mixed, 0, moment=2 * (2 + 4 * 3)).wait() == -signal.SIGKILL  # after three shards
+    store = open_store(mixed)
+    assert contents(store.folder) == reference(mixed)
+    assert [shard.documents for shard in store.manifest.shards] == [7] * 8 + [4]
+    assert [text_at(mixed / "texts", *place) for place in places_of(store.manifest, store.folder)] == [
+        document(i) for i in range(60)
+    ]
+
+
+# --- bad records ---
+
+BAD = {
+    b'{"text": "0_0"': "not JSON",
+    b"5": "not an object",
+    b'{"txt": "0_0"}': "no field",
+    b'{"text": null}': "wrong type",
+    b'{"text": "\xe6"}': "not UTF-8",
+    b'{"text": "\\ud800 0_0"}': "lone surrogate",
+    b'{"text": "\\ud800": 0}': "not JSON",
+}
+
+
+def write_bad(folder: Path) -> list[tuple[str, int, str]]:
+    """Bad lines in each kind of file among 60 good documents: what has to be in ``skipped.jsonl``."""
+    write_compressed(folder)
+    texts = folder / "texts"
+    expected = []
+    for name in ("a.jsonl", "b.json.gz", "d.jsonl"):
+        data = (texts / name).read_bytes()
+        lines = (gzip.decompress(data) if name.endswith("gz") else data).splitlines()
+        mixed = [line for good, bad in itertools.zip_longest(lines, BAD) for line in (good, bad) if line is not None]
+        expected += [(name, number, BAD[line]) for number, line in enumerate(mixed) if line in BAD]
+        data = b"\n".join(mixed)
+        (texts / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    (texts / "c2.txt").write_bytes(b"caf\xe9")
+    expected.insert(len(expected) - len(BAD), ("c2.txt", 0, "not UTF-8"))
+    column = pa.array([b"0_0", None, b"\xff", b"0_1"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": column}), texts / "f.parquet")
+    return [*expected, ("f.parquet", 1, "wrong type"), ("f.parquet", 2, "not UTF-8")]
+
+
+def skipped_of(store: TokenStore) -> list[tuple[str, int, str]]:
+    lines = (store.folder / "skipped.jsonl").read_text().splitlines()
+    return [tuple(json.loads(line)[key] for key in ("file", "record", "reason")) for line in lines]
+
+
+@pytest.mark.parametrize("shard_bytes", [100, SHARD_BYTES, 0])
+def test_bad_records_are_left_out_counted_and_listed(tmp_path, caplog, shard_bytes):
+    """E02, E05, E07: the other documents are those of the files without them."""
+    expected = write_bad(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        store = open_store(tmp_path, shard_bytes=shard_bytes, on_bad_record="skip")
+    texts = [document(i) for i in range(60)] + ["0_0", "0_1"]
+    tokenizer = TextTokenizer(tmp_path / "tokenizer")
+    assert documents_of(store) == [tokenizer.encode_batch([text])[0].tolist() for text in texts]
+    assert skipped_of(store) == expected
+    assert store.manifest.skipped == dict(sorted(Counter(reason for *_, reason in expected).items()))
+    assert sum(sum(shard.skipped.values()) for shard in store.manifest.shards) == len(expected) == 24
+    places = places_of(store.manifest, store.folder)
+    assert [text_at(tmp_path / "texts", *place) for place in places[:60]] == texts[:60]
+    assert re.search(r"source 'web': skipped 24 records \(3 lone surrogate, 3 no field, .*skipped.jsonl", caplog.text)
+
+
+def test_bad_records_stop_the_build_by_default(tmp_path):
+    write_bad(tmp_path)
+    with pytest.raises(InputError, match=r"a.jsonl, line 2: not a JSON record"):
+        open_store(tmp_path)
+
+
+def test_what_is_skipped_does_not_depend_on_interruptions(tmp_path, monkeypatch):
+    write_bad(tmp_path)
+    whole = contents(open_store(tmp_path, cache="whole", on_bad_record="skip").folder)
+    write, passed = build.write_atomic, 0
+
+    class Killed(BaseException):
+        pass
+
+    def stop(*arguments):
+        nonlocal passed
+        passed += 1
+        if passed > 6:
+            raise Killed
+        write(*arguments)
+
+    monkeypatch.setattr(build, "write_atomic", stop)
+    for attempt in range(100):
+        passed = 0
+        try:
+            store = open_store(tmp_path, on_bad_record="skip")
+            break
+        except Killed:
+            if attempt < 3:  # the shard goes with its list, since it is not finished without it
+                sorted((store_folder(tmp_path) / "units").glob("*.skipped"))[-1].unlink()
+    monkeypatch.undo()
+    assert contents(store.folder) == whole
+
+
+def test_setting_for_bad_records_makes_a_store_of_its_own(mixed):
+    store, other = open_store(mixed), open_store(mixed, on_bad_record="skip")
+    assert store.folder != other.folder
+    assert store.data_fingerprint == other.data_fingerprint
+    assert not (other.folder / "skipped.jsonl").exists()
+    assert b"skipped" not in (other.folder / "manifest.json").read_bytes()
+
+
+# --- files that cannot be entered in the middle ---
+
+
+def test_compressed_file_is_a_unit_that_gives_several_shards(tmp_path):
+    store = open_store(write_compressed(tmp_path))
+    ids, _ = TextTokenizer(tmp_path / "tokenizer").encode_batch([document(i) for i in range(60)])
+    assert [token for tokens in documents_of(store) for token in tokens] == ids.tolist()
+    names = [shard.name for shard in store.manifest.shards]
+    parts = Counter(name.split("-")[0] for name in names)
+    assert sorted(names) == names
+    assert [parts[f"{unit:06d}"] > 1 for unit in range(5)] == [False, True, False, False, True]
+    places = places_of(store.manifest, store.folder)
+    assert [text_at(tmp_path / "texts", *place) for place in places] == [document(i) for i in range(60)]
+
+
+def test_shards_of_a_compressed_file_are_cut_by_its_decompressed_bytes(tmp_path):
+    store = open_store(write_compressed(tmp_path))
+    lines = gzip.decompress((tmp_path / "texts" / "b.json.gz").read_bytes()).splitlines(keepends=True)
+    shards = [shard for shard in store.manifest.shards if shard.ranges[0].file == 1]
+    for shard in shards:
+        first = shard.ranges[0]
+        sizes = [len(line) for line in lines[first.start : first.stop]]
+        assert first.records == len(sizes)
+        assert sum(sizes[:-1]) < SHARD_BYTES
+        assert sum(sizes) >= SHARD_BYTES or shard is shards[-1]
+        assert first.content == ""
+    assert [piece.start for shard in shards for piece in shard.ranges[:1]] == [
+        0,
+        *(shard.ranges[0].stop for shard in shards[:-1]),
+    ]
+    path = tmp_path / "texts" / "b.json.gz"
+    whole = InputRange(1, 0, path.stat().st_size, 0, hash_range(path, 0, path.stat().st_size))
+    assert [shard.ranges[1:] for shard in shards] == [[]] * (len(shards) - 1) + [[whole]]
+
+
+def test_compressed_file_that_ends_with_a_shard_leaves_no_empty_one(tmp_path):
+    (tmp_path / "texts").mkdir()
+    row = b'{"text":"0_0"}\n'
+    (tmp_path / "texts" / "a.jsonl.gz").write_bytes(gzip.compress(row * 8))
+    write_tokenizer(tmp_path / "tokenizer", LENGTHS)
+    store = open_store(tmp_path, shard_bytes=2 * len(row))
+    assert [shard.documents for shard in store.manifest.shards] == [2] * 4
+
+
+@pytest.mark.parametrize("moment", [9, 16, 22, 29, 36, 43])
+def test_killed_build_of_compressed_files_goes_on_and_gives_the_same_bytes(tmp_path, reference, moment):
+    write_compressed(tmp_path)
+    assert process(tmp_path, 0, moment=moment).wait() == -signal.SIGKILL
+    assert contents(open_store(tmp_path).folder) == reference(tmp_path)
+
+
+def test_records_of_finished_shards_are_not_read_as_records_again(tmp_path, monkeypatch):
+    write_compressed(tmp_path)
+    process(tmp_path, 0, moment=2 * (2 + 4 * 3)).wait()  # after two shards of the second file
+    folder = store_folder(tmp_path)
+    done = sum(
+        piece["records"]
+        for path in (folder / "units").glob("000001*")
+        for piece in json.loads(path.read_bytes())["ranges"]
+    )
+    assert done > 1
+    seen = []
+    read = readers._record_of_line
+    monkeypatch.setattr(readers, "_record_of_line", lambda line, first: seen.append(line) or read(line, first))
+    open_store(tmp_path)
+    assert len(seen) == 37 - done + 9 + 10
+
+
+@pytest.mark.parametrize("name", ["b.json.gz", "c.txt.zst", "e.jsonl.zst"])
+def test_edited_compressed_file_of_the_same_size_is_refused_by_name(tmp_path, name):
+    open_store(write_compressed(tmp_path))
+    path = tmp_path / "texts" / name
+    data = path.read_bytes()
+    os.utime(path, ns=(1, 1))
+    open_store(tmp_path)  # the same content
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(StoreError, match=rf"{name}: edited since the store"):
+        open_store(tmp_path)
+
+
+def test_bad_record_in_a_later_shard_of_a_compressed_file_names_its_line(tmp_path):
+    write_compressed(tmp_path)
+    path = tmp_path / "texts" / "b.json.gz"
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join([*lines[:30], b"{}\n", *lines[30:]])))
+    with pytest.raises(InputError, match=r"b.json.gz, line 31: no field 'text'"):
+        open_store(tmp_path)
+    with pytest.raises(InputError, match=r"b.json.gz, line 31: no field 'text'"):  # also when the build goes on
+        open_store(tmp_path)
+
+
+def test_build_of_compressed_files_is_estimated_by_their_own_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_ESTIMATED_BYTES", 100)
+    write_compressed(tmp_path)
+    source, tokenizer = file_input(tmp_path), TextTokenizer(tmp_path / "tokenizer")
+    (piece, size) = source.sample(source.units(SHARD_BYTES)[1], 300)
+    assert len(list(piece)) < 35 and 0 < size <= (tmp_path / "texts" / "b.json.gz").stat().st_size
+    with pytest.raises(ConfigError, match="would take about"):
+        open_or_build(source, tokenizer, tmp_path / "cache", SHARD_BYTES, max_minutes=0)
 
 
 def test_shard_that_was_lost_or_cut_before_the_end_is_made_again(mixed, reference):

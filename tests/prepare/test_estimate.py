@@ -1,5 +1,6 @@
 """A start that would tokenize for too long stops with the command that does it ahead of time."""
 
+import itertools
 import json
 import logging
 import os
@@ -209,3 +210,31 @@ def test_a_data_set_of_unknown_size_stops_at_the_limit_and_goes_on_at_the_next_s
     assert starts > 1
     at_once = open_or_build(registered(200), tokenizer, tmp_path / "other", 1000)
     assert contents(store.folder) == contents(at_once.folder)
+
+
+@pytest.mark.parametrize(
+    ("table", "source", "expected"),
+    [
+        ({}, {}, [True]),
+        ({"add_eos": False}, {}, [False]),
+        ({"add_eos": False}, {"add_eos": True}, [True]),
+        ({"add_eos": True}, {"add_eos": False}, [False]),
+    ],
+)
+def test_eos_is_as_the_data_or_the_source_says_and_the_command_prepares_that(corpus, table, source, expected):
+    config = corpus.config(max_build_minutes=0, **table)
+    for key, value in source.items():
+        setattr(config.sources[0], key, value)
+    arguments = command_of(refusal(config, corpus))
+    assert main(arguments) == 0
+    (store,) = stores_in(corpus.folder / "cache")
+    loader = start(config, corpus)
+    assert [store] == stores_in(corpus.folder / "cache")
+    rows = [labels for _, labels in itertools.islice(loader, 30)]
+    eos = TextTokenizer(corpus.tokenizer).eos_id
+    assert [any((labels == eos).any() for labels in rows)] == expected
+
+
+def test_bos_that_the_tokenizer_lacks_is_refused_with_the_source(corpus):
+    text = refusal(corpus.config(add_bos=True), corpus)
+    assert re.search(r"source 'web': add_bos = true, but the tokenizer in .* has no BOS \(bos_token of", text)

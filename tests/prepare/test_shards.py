@@ -254,7 +254,16 @@ def test_folder_that_cannot_be_listed_is_an_input_error(tmp_path, monkeypatch):
         source(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["notes.md", "x/a.jsonl.gz", "a.xyz"])
+def test_folder_that_a_data_set_was_saved_to_is_its_arrow_files(tmp_path):
+    files = ("data-00000-of-00002.arrow", "data-00001-of-00002.arrow", "state.json", "dataset_info.json")
+    make(tmp_path, *files, *(f"two/train/{name}" for name in files), "two/dataset_dict.json")
+    assert names(tmp_path) == [*files[:2], *(f"two/train/{name}" for name in files[:2])]
+    make(tmp_path, "plain/a.jsonl", "plain/state.json")
+    with pytest.raises(InputError, match=r"plain/state.json: files of this kind are not read"):
+        names(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["notes.md", "x/a.jsonl.bz2", "a.xyz"])
 def test_file_of_another_kind_is_refused_by_name(tmp_path, name):
     """E08: never read as something else, never left out in silence."""
     make(tmp_path, "a.jsonl", name)

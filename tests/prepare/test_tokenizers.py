@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from zephon_patches.errors import InputError
+from zephon_patches.errors import ConfigError, InputError
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
 TEXTS = [
@@ -228,3 +228,67 @@ def test_dropout_is_refused_since_ids_would_be_random(tmp_path):
     tokenizer.model.dropout = 0.5
     with pytest.raises(InputError, match=r"model.dropout is 0.5.* set it to null"):
         TextTokenizer(write(tmp_path, tokenizer))
+
+
+# --- BOS and EOS as set ---
+
+
+@pytest.mark.parametrize("config", ["strings", "one token for both", "new tokens", "no config", "eos only", "bos only"])
+@pytest.mark.parametrize("adds", ADDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_each_end_is_there_once_or_not_at_all_whoever_adds_it(tmp_path, model, adds, config):
+    tokenizer = TextTokenizer(write(tmp_path, MODELS[model](), CONFIGS[config], adds))
+    bos, eos = tokenizer.bos_id, tokenizer._eos_id
+    texts = ["the quick fox", "", "brown"]
+    own = {
+        token: side for token, side in ((1, "front"), (2, "back")) if ADDS[adds] and SPECIAL[token - 1] in ADDS[adds]
+    }
+    plain = [
+        Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(t, add_special_tokens=False).ids for t in texts
+    ]
+    first_special = MODELS[model]().token_to_id("<s>")
+    # What the tokenizer adds on its own account and that is neither BOS nor EOS stays.
+    front = [first_special] if 1 in own and first_special != bos else []
+    back = [first_special + 1] if 2 in own and first_special + 1 != eos else []
+    for add_bos in (True, False):
+        for add_eos in (True, False):
+            if (add_bos and bos is None) or (add_eos and eos is None):
+                with pytest.raises(
+                    ConfigError, match="source 'web': add_(b|e)os = true, but the tokenizer in .* has no"
+                ):
+                    tokenizer.with_ends(add_bos, add_eos, "source 'web'")
+                continue
+            found = encode(tokenizer.with_ends(add_bos, add_eos, ""), texts)
+            assert found == [[bos] * add_bos + front + ids + back + [eos] * add_eos for ids in plain]
+
+
+@pytest.mark.parametrize("adds", ADDS)
+def test_one_end_that_is_set_leaves_the_other_as_it_is(tmp_path, adds):
+    tokenizer = TextTokenizer(write(tmp_path, bpe(), CONFIGS["strings"], adds))
+    (ids,) = encode(tokenizer, ["the fox"])
+    assert encode(tokenizer.with_ends(None, None, ""), ["the fox"]) == [ids]
+    assert encode(tokenizer.with_ends(False, None, ""), ["the fox"]) == [ids[1:]]
+    assert encode(tokenizer.with_ends(None, False, ""), ["the fox"]) == [ids[:-1]]
+    assert encode(tokenizer.with_ends(True, None, ""), ["the fox"]) == [ids]
+
+
+def test_identity_is_that_of_the_default_where_the_ids_are(tmp_path):
+    for adds in ADDS:
+        tokenizer = TextTokenizer(write(tmp_path / adds, bpe(), CONFIGS["strings"], adds))
+        assert tokenizer.with_ends(True, True, "").identity == tokenizer.identity
+        others = [tokenizer.with_ends(*ends, "").identity for ends in ((False, None), (None, False), (False, False))]
+        assert len({tokenizer.identity, *others}) == 4
+
+
+def test_text_that_gives_nothing_hides_no_end(tmp_path):
+    words = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "zebra": 2}, unk_token="<none>"))
+    words.add_special_tokens(["<s>", "</s>"])
+    words.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    path = tmp_path / "t"
+    path.mkdir()
+    words.model = models.BPE({"<s>": 0, "</s>": 1, "z": 2}, [])
+    words.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps(CONFIGS["strings"]))
+    tokenizer = TextTokenizer(path)
+    assert encode(tokenizer, ["z", "a"]) == [[0, 2, 1], [0, 1]]
+    assert encode(tokenizer.with_ends(False, False, ""), ["z", "a"]) == [[2], []]

@@ -14,7 +14,7 @@ from typing import Any
 
 from zephon_patches.config import Data, DataConfig, SourceConfig, data_config_from_table
 from zephon_patches.errors import ConfigError
-from zephon_patches.prepare.build import open_or_build
+from zephon_patches.prepare.build import open_or_build, tokenizer_for
 from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
@@ -24,6 +24,8 @@ else:
     import tomli as tomllib
 
 __all__ = ["add_to"]
+
+_SOURCE_OPTIONS = ("text_field", "on_bad_record", "processor", "add_bos", "add_eos")
 
 
 def add_to(commands: Any) -> None:
@@ -37,6 +39,14 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--config", type=Path, help="training config (TOML); all its sources are prepared")
     parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
+    parser.add_argument("--on-bad-record", help="what becomes of its bad records: error or skip (error)")
+    parser.add_argument("--processor", help="function that makes texts of its records: package.module:function (none)")
+    for name, place in (("bos", "before"), ("eos", "behind")):
+        parser.add_argument(
+            f"--add-{name}",
+            action=argparse.BooleanOptionalAction,
+            help=f"whether {name.upper()} stands {place} each document (if the tokenizer has it)",
+        )
     parser.add_argument("--tokenizer", help="folder with tokenizer.json (the config's model.hf_assets_path)")
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
@@ -47,12 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
     data, tokenizer = _settings(arguments)
     encoder = TextTokenizer(tokenizer)
     for source in [*data.sources, *data.validation_sources]:
-        store = open_or_build(FileInput(source), encoder, data.cache_dir, data.shard_bytes)
+        files = FileInput(source)
+        store = open_or_build(files, tokenizer_for(files, data, encoder), data.cache_dir, data.shard_bytes)
         manifest = store.manifest
         print(
             f"{source.name}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in "
             f"{len(manifest.shards):,} shards: {store.folder}"
         )
+        for reason, count in manifest.skipped.items():
+            print(f"{source.name}: {count:,} records skipped ({reason})")
     return 0
 
 
@@ -61,8 +74,10 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
     if (arguments.config is None) == (arguments.source is None):
         raise ConfigError("give either --config FILE or --source NAME=PATH")
     if arguments.config is not None:
-        if arguments.text_field is not None:
-            raise ConfigError("--text-field goes with --source; a config's sources have their own text_field")
+        for key in _SOURCE_OPTIONS:
+            if getattr(arguments, key) is not None:
+                option = f"--{key.replace('_', '-')}"
+                raise ConfigError(f"{option} goes with --source; a config's sources have their own {key}")
         content = _read_toml(arguments.config)
         data: DataConfig = data_config_from_table(
             _table(content, "data", arguments.config), str(arguments.config), Data
@@ -79,8 +94,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         name, equals, path = arguments.source.partition("=")
         if not equals:
             raise ConfigError(f"--source {arguments.source}: expected NAME=PATH, such as web=/data/web")
-        text_field = "text" if arguments.text_field is None else arguments.text_field
-        data = DataConfig(sources=[SourceConfig(name, path, text_field)])
+        given = {key: getattr(arguments, key) for key in _SOURCE_OPTIONS if getattr(arguments, key) is not None}
+        data = DataConfig(sources=[SourceConfig(name, path, **given)])
         tokenizer = arguments.tokenizer
     if not tokenizer:
         raise ConfigError("no tokenizer: give --tokenizer FOLDER (with tokenizer.json)")

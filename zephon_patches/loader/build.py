@@ -16,7 +16,7 @@ from zephon_patches.loader.workers import Delivery
 from zephon_patches.mapping import Topology
 from zephon_patches.order.global_order import GlobalOrder
 from zephon_patches.order.shuffle import SourceOrder
-from zephon_patches.prepare.build import open_or_build
+from zephon_patches.prepare.build import open_or_build, tokenizer_for
 from zephon_patches.prepare.shards import FileInput, Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.samples.chunking import num_samples
@@ -158,7 +158,14 @@ def _open(
     encoder = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer)
     patience = 0.0 if dp_rank == 0 else _PATIENCE
     stores = [
-        open_or_build(source, encoder, config.cache_dir, config.shard_bytes, patience, config.max_build_minutes)
+        open_or_build(
+            source,
+            tokenizer_for(source, config, encoder),
+            config.cache_dir,
+            config.shard_bytes,
+            patience,
+            config.max_build_minutes,
+        )
         for source in inputs
     ]
     orders, described = [], []

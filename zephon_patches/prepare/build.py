@@ -18,6 +18,7 @@ import shutil
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -28,21 +29,23 @@ import filelock
 import numpy as np
 from tqdm import tqdm
 
+from zephon_patches.config import DataConfig
 from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.keys import canonical_json, fingerprint
 from zephon_patches.prepare.shards import Input, Piece, shard_bytes_for
 from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.store.atomic import TEMPORARY_SUFFIX, write_atomic
+from zephon_patches.store.atomic import TEMPORARY_SUFFIX, atomic_file, write_atomic
 from zephon_patches.store.indexed import dtype_for
 from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, InputRange, Manifest, ShardRecord, shard_record
 from zephon_patches.store.reader import TokenStore
 from zephon_patches.store.writer import ShardWriter
 
-__all__ = ["open_or_build"]
+__all__ = ["open_or_build", "tokenizer_for"]
 
 logger = logging.getLogger(__name__)
 
 PLAN, UNITS, PROGRESS, LOCK = "plan.json", "units", "progress.json", "build.lock"
+SKIPPED = "skipped.jsonl"
 
 # Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
@@ -53,6 +56,17 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 # A builder that was begun in time may end a little late.
 _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS, _PROGRESS_SECONDS, _REPORT_SECONDS = 0.2, 1.0, 10.0
+
+
+def tokenizer_for(source: Input, config: DataConfig, tokenizer: TextTokenizer) -> TextTokenizer:
+    """A tokenizer with BOS and EOS as a source wants them, or else the data's settings.
+
+    Raises:
+        ConfigError: The tokenizer lacks what is asked for.
+    """
+    add_bos = config.add_bos if source.add_bos is None else source.add_bos
+    add_eos = config.add_eos if source.add_eos is None else source.add_eos
+    return tokenizer.with_ends(add_bos, add_eos, f"source {source.name!r}")
 
 
 def open_or_build(
@@ -221,6 +235,8 @@ class _Builder:
                         self._check_time(started)
                 progress.end_unit()
         manifest = Manifest(self._recipe, self._dtype.str, self.source.files, records)
+        if manifest.skipped:
+            self._list_skipped(manifest)
         write_atomic(self.folder / MANIFEST, manifest.to_json())
         shutil.rmtree(self.folder / UNITS, ignore_errors=True)
         (self.folder / PROGRESS).unlink(missing_ok=True)
@@ -233,6 +249,12 @@ class _Builder:
             time.monotonic() - started,
             self.folder,
         )
+        if manifest.skipped:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.skipped.items())
+            total, path = sum(manifest.skipped.values()), self.folder / SKIPPED
+            logger.warning(
+                "source %r: skipped %s records (%s), listed in %s", self.source.name, f"{total:,}", reasons, path
+            )
 
     def _plan(self) -> list[list[InputRange]]:
         """The units: those of the plan that is there, or new ones."""
@@ -250,7 +272,7 @@ class _Builder:
             logger.warning("source %r: %s is damaged; the build starts anew", self.source.name, path)
         units = self.source.units(self._shard_bytes)
         # The records before the shards, so that none ever stands for a shard that is gone.
-        for old in [*(self.folder / UNITS).iterdir(), *self.folder.glob("[0-9]*-*.*")]:
+        for old in [*(self.folder / UNITS).iterdir(), *self.folder.glob("[0-9]*-*.*"), *self.folder.glob(SKIPPED)]:
             old.unlink()
         content = {"files": files, "units": [[[p.file, p.start, p.stop] for p in unit] for unit in units]}
         write_atomic(path, (canonical_json(content) + "\n").encode("ascii"))
@@ -323,6 +345,8 @@ class _Builder:
         if arguments is None:
             return "Start once with NGPU=1 and a larger data.max_build_minutes"
         arguments += ["--tokenizer", str(self._tokenizer.folder.absolute())]
+        for option, value in (("add-bos", self._tokenizer.add_bos), ("add-eos", self._tokenizer.add_eos)):
+            arguments += [] if value is None else [f"--{option}" if value else f"--no-{option}"]
         arguments += ["--cache-dir", str(self.folder.parent.parent.absolute())]
         arguments += ["--shard-bytes", str(self._recipe["shard_bytes"])]
         command = shlex.join([sys.executable, "-m", "zephon_patches.cli", "prepare", *arguments])
@@ -340,7 +364,10 @@ class _Builder:
                 return
         for piece in self.source.pieces(unit, self._shard_bytes, skip):
             record = self._shard(f"{number:06d}-{part:03d}", piece, progress)
-            content = {**asdict(record), "last": piece.last}
+            if piece.skipped:  # before the record that says the shard is finished
+                lines = [json.dumps(entry) + "\n" for entry in piece.skipped]
+                write_atomic(self._skipped_path(record), "".join(lines).encode("ascii"))
+            content = {**record.to_dict(), "last": piece.last}
             write_atomic(self._record_path(number, part), canonical_json(content).encode("ascii"))
             yield record
             part += 1
@@ -354,6 +381,8 @@ class _Builder:
             size = (self.folder / f"{record.name}.bin").stat().st_size
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None  # lost or damaged is as good as not there
+        if record.skipped and not self._skipped_path(record).exists():
+            return None
         return (record, last) if size == record.tokens * self._dtype.itemsize else None
 
     def _shard(self, name: str, piece: Piece, progress: "_Progress") -> ShardRecord:
@@ -362,7 +391,7 @@ class _Builder:
                 tokens, lengths = self._encode(texts, origins, piece)
                 writer.add(tokens, lengths, origins)
                 progress.add(texts, len(tokens))
-            return writer.finish(piece.ranges)
+            return writer.finish(piece.ranges, dict(Counter(reason for _, _, reason in piece.skipped)))
 
     def _encode(self, texts: list[str], origins: list[tuple[int, int]], piece: Piece) -> tuple[np.ndarray, list[int]]:
         try:
@@ -380,6 +409,23 @@ class _Builder:
 
     def _record_path(self, number: int, part: int) -> Path:
         return self.folder / UNITS / f"{number:06d}-{part:03d}.json"
+
+    def _skipped_path(self, record: ShardRecord) -> Path:
+        return self.folder / UNITS / f"{record.name}.skipped"
+
+    def _list_skipped(self, manifest: Manifest) -> None:
+        """Puts the shards' lists into one, with names of files and numbers of records in them."""
+        before: Counter[int] = Counter()  # records of a file in the shards so far
+        with atomic_file(self.folder / SKIPPED) as out:
+            for shard in manifest.shards:
+                if shard.skipped:
+                    for line in self._skipped_path(shard).read_bytes().splitlines():
+                        file, record, reason = json.loads(line)
+                        name = manifest.files[file].name
+                        entry = {"file": name, "record": before[file] + record, "reason": reason}
+                        out.write((json.dumps(entry) + "\n").encode("ascii"))
+                for piece in shard.ranges:
+                    before[piece.file] += piece.records
 
     def _remove_leftovers(self) -> None:
         """Temporary files of builders that died; the lock says that none is at work."""

@@ -1,7 +1,9 @@
 """Where the documents come from, and how the input is cut into units of work.
 
 Units follow from the files and ``shard_bytes`` alone, never from ranks, workers, cores or timing, so every
-builder cuts the same units. A unit may span small files and may end inside a large one, always at a record's end.
+builder cuts the same units. A unit may span small files and may end inside a large one, always at a record's end. A
+file that cannot be entered in the middle (a compressed one) is a unit of its own, and gives a shard for every
+``shard_bytes`` of its decompressed records.
 
 Worked case, ``shard_bytes`` = 100, lines of 40 bytes, files a (60 bytes: lines of 40 and 20) and b (200 bytes)::
 
@@ -16,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,10 +26,19 @@ import xxhash
 
 from zephon_patches.config import SourceConfig
 from zephon_patches.errors import InputError
-from zephon_patches.prepare.readers import format_of
+from zephon_patches.prepare.processors import Processor, load_processor, process
+from zephon_patches.prepare.readers import (
+    BLANK,
+    BadRecord,
+    Reading,
+    StreamFormat,
+    format_of,
+    has_lone_surrogate,
+    not_an_object,
+)
 from zephon_patches.store.manifest import FileRecord, InputRange
 
-__all__ = ["FileInput", "Input", "Piece", "RecordInput", "cut_units", "hash_range"]
+__all__ = ["FileInput", "Input", "Piece", "RecordInput", "Skipped", "cut_units", "hash_range"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +48,12 @@ SHARDS_PER_SOURCE = 1024
 UNKNOWN_SIZE_SHARD_BYTES = 256 * MIB  # of a data set from a hub
 
 _BLOCK = 4 * MIB
+
+_DATA_SET_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")
+
+
+Skipped = tuple[int, int, str]
+"""A record that was left out: the range's file, the record in the range, the reason"""
 
 
 class Piece(Protocol):
@@ -52,6 +70,10 @@ class Piece(Protocol):
     def last(self) -> bool:
         """Whether the unit ends with this piece."""
 
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The records that were left out."""
+
     def place(self, file: int, record: int) -> str:
         """Where a document is, given as ``__iter__`` gives it, for messages."""
 
@@ -62,6 +84,9 @@ class Input(Protocol):
     name: str
     path: str
     files: list[FileRecord]
+    add_bos: bool | None
+    add_eos: bool | None
+    """Whether BOS and EOS stand around its documents; None leaves it to the data's settings"""
     has_files: bool
     """Whether it reads local files; if so and ``files`` is empty, they are gone"""
 
@@ -102,21 +127,47 @@ class FileInput:
     def __init__(self, source: SourceConfig) -> None:
         self.name = source.name
         self.path = source.path
+        self.add_bos, self.add_eos = source.add_bos, source.add_eos
         self.has_files = True
-        self._text_field = source.text_field
+        self._reading = Reading(source.text_field)
+        self._on_bad_record = source.on_bad_record
+        self._processor: Processor | None = None
+        self._needed: str | None = source.text_field
+        self._settings: dict[str, Any] = {"text_field": source.text_field}
+        # What has its default stays out, so that a setting that is added leaves the keys of stores as they are.
+        if source.on_bad_record != "error":
+            self._settings["on_bad_record"] = source.on_bad_record
+        self._prepare_options = ["--text-field", source.text_field]
+        if source.on_bad_record != "error":
+            self._prepare_options += ["--on-bad-record", source.on_bad_record]
+        if source.processor:
+            where = f"source {source.name!r}: processor"
+            self._processor, self._settings["processor"] = load_processor(source.processor, where)
+            self._needed = None
+            self._prepare_options = ["--processor", source.processor, *self._prepare_options[2:]]
         self._root, self.files = _list(source.path)
         for file in self.files:
             format_of(self._root / file.name)
 
     def recipe(self) -> dict[str, Any]:
-        return {"text_field": self._text_field}
+        return self._settings
 
     def units(self, shard_bytes: int) -> list[list[InputRange]]:
         return cut_units([(self._root / file.name, file.bytes) for file in self.files], shard_bytes)
 
     def pieces(self, unit: Sequence[InputRange], shard_bytes: int, skip_records: int) -> Iterator[Piece]:
-        assert skip_records == 0, "a unit of files is one piece"
-        yield _FilePiece(self, unit)
+        if not self._is_streamed(unit[0]):
+            assert skip_records == 0, "a unit of parts of files is one piece"
+            yield _FilePiece(self, unit)
+            return
+        records = _LookAhead(self._stream(unit[0], skip_records))
+        first = skip_records
+        while True:
+            piece = _StreamPiece(self, unit[0], records, first, shard_bytes)
+            yield piece
+            if piece.last:
+                return
+            first = piece.stop
 
     def num_bytes(self, piece: InputRange) -> int:
         start, stop = self._bytes_of(piece)
@@ -125,34 +176,89 @@ class FileInput:
     def sample(self, unit: Sequence[InputRange], room: int) -> tuple[Piece, int]:
         first = unit[0]
         path = self._path(first)
-        stop, size = format_of(path).advance(path, first.start, first.stop, room)
+        reader = format_of(path)
+        with _reading(path):
+            if isinstance(reader, StreamFormat):
+                records = _LookAhead(self._stream(first, 0))
+                return _StreamPiece(self, first, records, 0, room), reader.bytes_of_first(path, room)
+            stop, size = reader.advance(path, first.start, first.stop, room)
         return _FilePiece(self, [replace(first, stop=stop)]), size
 
     def prepare_arguments(self) -> list[str] | None:
-        return ["--source", f"{self.name}={os.path.abspath(self.path)}", "--text-field", self._text_field]
+        return ["--source", f"{self.name}={os.path.abspath(self.path)}", *self._prepare_options]
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
-            if self._hash(piece) != piece.content:
+            if piece.content and self._hash(piece) != piece.content:
                 return str(self._path(piece))
         return None
 
     def _path(self, piece: InputRange) -> Path:
         return self._root / self.files[piece.file].name
 
+    def _is_streamed(self, piece: InputRange) -> bool:
+        return isinstance(format_of(self._path(piece)), StreamFormat)
+
     def _bytes_of(self, piece: InputRange) -> tuple[int, int]:
         path = self._path(piece)
+        reader = format_of(path)
+        if isinstance(reader, StreamFormat):
+            return piece.start, piece.stop
         with _reading(path):
-            return format_of(path).bytes_of(path, piece.start, piece.stop)
+            return reader.bytes_of(path, piece.start, piece.stop)
 
     def _hash(self, piece: InputRange) -> str:
         return hash_range(self._path(piece), *self._bytes_of(piece))
 
-    def _read(self, piece: InputRange) -> Iterator[str | None]:
+    def _read(self, piece: InputRange) -> Iterator[Any]:
+        """The records of a range."""
         path = self._path(piece)
+        reader = format_of(path)
+        assert not isinstance(reader, StreamFormat)
         _check_unchanged(self._root, self.files[piece.file])
         with _reading(path):
-            yield from format_of(path).texts(path, piece.start, piece.stop, self._text_field)
+            yield from reader.records(path, piece.start, piece.stop, self._needed)
+
+    def _stream(self, piece: InputRange, skip: int) -> Iterator[tuple[Any, int]]:
+        """The records of a file that is read in one go, and the bytes of each."""
+        path = self._path(piece)
+        reader = format_of(path)
+        assert isinstance(reader, StreamFormat)
+        _check_unchanged(self._root, self.files[piece.file])
+        with _reading(path):
+            yield from reader.stream(path, self._needed, skip)
+
+    def _noun(self, piece: InputRange) -> str:
+        return format_of(self._path(piece)).noun
+
+    def _texts(
+        self, piece: InputRange, noun: str, record: Any, number: int, place: Callable[[], str], skipped: list[Skipped]
+    ) -> list[str]:
+        """The texts of the record with this number of its range; a bad one is added to ``skipped``, or raises."""
+        if record is BLANK:
+            return []
+        texts: list[str] | BadRecord
+        if isinstance(record, BadRecord):
+            texts = record
+        elif self._processor is None:
+            texts = self._reading.texts(record, noun)
+        elif not isinstance(record, dict):
+            texts = not_an_object(record)
+        else:
+            texts = process(self._processor, record, place)
+            if any(has_lone_surrogate(text) for text in texts):
+                texts = BadRecord("lone surrogate", "the processor gave a text with a lone surrogate")
+        if isinstance(texts, BadRecord):
+            if self._on_bad_record == "skip":
+                skipped.append((piece.file, number, texts.reason))
+                return []
+            raise InputError(f"{place()}: {texts.message}")
+        return texts
+
+    def _place(self, piece: InputRange, number: int) -> str:
+        path = self._path(piece)
+        with _reading(path):
+            return format_of(path).place(path, piece.start, number)
 
     def _close(self, piece: InputRange, records: int) -> InputRange:
         closed = replace(piece, records=records, content=self._hash(piece))
@@ -168,20 +274,73 @@ class _FilePiece:
         self._source = source
         self._unit = unit
         self.ranges: list[InputRange] = []
+        self.skipped: list[Skipped] = []
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
         for piece in self._unit:
+            noun = self._source._noun(piece)
             record = -1
-            for record, text in enumerate(self._source._read(piece)):
-                if text is not None:
+            for record, found in enumerate(self._source._read(piece)):
+                place = partial(self.place, piece.file, record)
+                for text in self._source._texts(piece, noun, found, record, place, self.skipped):
                     yield (piece.file, record), text
             self.ranges.append(self._source._close(piece, record + 1))
 
     def place(self, file: int, record: int) -> str:
         piece = next(piece for piece in self._unit if piece.file == file)  # a unit has one range of a file
-        path = self._source._path(piece)
-        with _reading(path):
-            return format_of(path).place(path, piece.start, record)
+        return self._source._place(piece, record)
+
+
+class _StreamPiece:
+    """The next records of a file that is read in one go, from number ``first`` on, until they fill ``room`` bytes."""
+
+    def __init__(self, source: FileInput, unit: InputRange, records: "_LookAhead", first: int, room: int) -> None:
+        self._source = source
+        self._unit = unit
+        self._records = records
+        self._first = first
+        self._room = room
+        self.stop = first
+        self.last = False
+        self.ranges: list[InputRange] = []
+        self.skipped: list[Skipped] = []
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
+        noun = self._source._noun(self._unit)
+        for record, size in self._records:
+            number = self.stop - self._first
+            place = partial(self.place, self._unit.file, number)
+            for text in self._source._texts(self._unit, noun, record, number, place, self.skipped):
+                yield (self._unit.file, number), text
+            self.stop += 1
+            self._room -= size
+            if self._room <= 0:
+                break
+        self.last = not self._records.has_more()
+        # Positions inside are numbers of records. The bytes are hashed as a whole, once they were all read.
+        self.ranges = [InputRange(self._unit.file, self._first, self.stop, self.stop - self._first)]
+        if self.last:
+            self.ranges.append(self._source._close(self._unit, 0))
+
+    def place(self, file: int, record: int) -> str:
+        return self._source._place(self._unit, self._first + record)
+
+
+class _LookAhead:
+    """An iterator that knows whether it has more: a piece has to say whether it is its unit's last."""
+
+    def __init__(self, items: Iterator[tuple[Any, int]]) -> None:
+        self._items = items
+        self._next: list[tuple[Any, int]] = []
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        while self.has_more():
+            yield self._next.pop()
+
+    def has_more(self) -> bool:
+        if not self._next:
+            self._next = [item for item in [next(self._items, None)] if item is not None]
+        return bool(self._next)
 
 
 class RecordInput:
@@ -193,7 +352,7 @@ class RecordInput:
         name: Of the source.
         identity: What the records are, for the recipe: plain data.
         records: Makes a fresh iterator over the records.
-        process: A record's text, several texts, or None.
+        processor: Gives a record's text, several texts, or None.
         folder: The local folder or file that the records come from, if there is one.
     """
 
@@ -202,15 +361,17 @@ class RecordInput:
         name: str,
         identity: dict[str, Any],
         records: Callable[[], Iterable[Any]],
-        process: Callable[[Any], str | list[str] | None],
+        processor: Processor,
         folder: Path | None = None,
     ) -> None:
         self.name = name
         self.path = str(folder or name)
+        self.add_bos: bool | None = None
+        self.add_eos: bool | None = None
         self.has_files = folder is not None
         self._identity = identity
         self._records = records
-        self._process = process
+        self._process = processor
         self._root, self.files = _list(str(folder)) if folder else (Path(), [])
 
     def recipe(self) -> dict[str, Any]:
@@ -272,19 +433,7 @@ class RecordInput:
         return f"source {self.name!r}, record {number:,} (counted from 0)"
 
     def _texts(self, number: int, record: Any) -> list[str]:
-        try:
-            result = self._process(record)
-        except Exception as error:
-            raise InputError(f"{self._place(number)}: the processor raised {error!r}") from error
-        # Not just anything that can be iterated: a dict would pass for a list of its keys.
-        texts = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
-        for text in texts:
-            if not isinstance(text, str):
-                raise InputError(
-                    f"{self._place(number)}: the processor gave {type(text).__name__}, expected a text, a list of "
-                    "texts or None"
-                )
-        return texts
+        return process(self._process, record, lambda: self._place(number))
 
 
 class _RecordPiece:
@@ -295,6 +444,7 @@ class _RecordPiece:
         self._room = room
         self.stop = first
         self.last = False
+        self.skipped: list[Skipped] = []
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
         for number, record in self._records:
@@ -334,6 +484,10 @@ def cut_units(files: Sequence[tuple[Path, int]], shard_bytes: int) -> list[list[
     room = shard_bytes
     for number, (path, size) in enumerate(files):
         reader = format_of(path)
+        if isinstance(reader, StreamFormat):
+            units += [*([unit] if unit else []), [InputRange(number, 0, size)]]
+            unit, room = [], shard_bytes
+            continue
         with _reading(path):
             start, end = 0, reader.end(path, size)
         while start < end:
@@ -417,9 +571,14 @@ def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
     if real in seen:
         return
     seen = {*seen, real}
-    for entry in folder.iterdir():
+    entries = list(folder.iterdir())
+    is_data_set = any(entry.name.endswith(".arrow") for entry in entries)
+    for entry in entries:
         # Markers and caches such as .DS_Store, ._x and _SUCCESS are no data.
         if entry.name.startswith((".", "_")):
+            continue
+        # Beside the .arrow files that `datasets` saves to a disk; alone, they are refused as any .json is.
+        if entry.name in _DATA_SET_FILES and (is_data_set or entry.name == "dataset_dict.json"):
             continue
         if entry.is_dir():
             yield from _walk(entry, seen)

@@ -6,6 +6,7 @@ writes the same bytes. ``docs/store.md`` describes each field.
 """
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,15 @@ class ShardRecord:
     idx: str
     origin: str
     ranges: list[InputRange] = field(default_factory=list)
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Records that were left out, by reason; absent in the file where there are none"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its JSON form."""
+        content = asdict(self)
+        if not self.skipped:
+            del content["skipped"]
+        return content
 
 
 @dataclass(frozen=True)
@@ -76,12 +86,21 @@ class Manifest:
         return sum(shard.tokens for shard in self.shards)
 
     @property
+    def skipped(self) -> dict[str, int]:
+        """Records that were left out, by reason."""
+        counts: Counter[str] = Counter()
+        for shard in self.shards:
+            counts.update(shard.skipped)
+        return dict(sorted(counts.items()))
+
+    @property
     def data_fingerprint(self) -> str:
         """Stands for all tokens and document boundaries, in their order."""
         return fingerprint([[shard.tokens, shard.bin, shard.idx] for shard in self.shards])
 
     def to_json(self) -> bytes:
         content = {"format": FORMAT, "documents": self.documents, "tokens": self.tokens, **asdict(self)}
+        content["shards"] = [shard.to_dict() for shard in self.shards]
         # The hash over the rest tells a damaged manifest from a whole one.
         content["hash"] = fingerprint(content)
         return (canonical_json(content) + "\n").encode("ascii")

@@ -72,8 +72,13 @@ class ShardWriter:
         self.documents += len(lengths)
         self.tokens += len(tokens)
 
-    def finish(self, ranges: list[InputRange]) -> ShardRecord:
-        """Completes the three files; call it last, inside the context."""
+    def finish(self, ranges: list[InputRange], skipped: dict[str, int] | None = None) -> ShardRecord:
+        """Completes the three files; call it last, inside the context.
+
+        Args:
+            ranges: The input it was made from.
+            skipped: Records that were left out, by reason.
+        """
         index = encode_index(np.frombuffer(self._lengths, dtype=np.int32), self._dtype)
         origin = np.frombuffer(self._origins, dtype=np.int64).astype("<i8").tobytes()
         self._stack.close()
@@ -87,4 +92,5 @@ class ShardWriter:
             idx=xxhash.xxh3_64_hexdigest(index),
             origin=xxhash.xxh3_64_hexdigest(origin),
             ranges=ranges,
+            skipped=skipped or {},
         )
