@@ -20,7 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, InputRan
 from zephon_patches.store.reader import TokenStore
 from zephon_patches.store.writer import ShardWriter
 
-__all__ = ["open_or_build", "tokenizer_for"]
+__all__ = ["PLAN", "UNITS", "open_or_build", "plan_json", "record_json", "store_locked", "tokenizer_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +174,31 @@ def _build_or_wait(builder: "_Builder") -> None:
         ) from error
 
 
+@contextmanager
+def store_locked(folder: Path) -> Iterator[None]:
+    """Keeps builders out of a store.
+
+    Raises:
+        StoreError: A builder is in it.
+    """
+    try:
+        with filelock.FileLock(folder / LOCK, fallback_to_soft=False).acquire(timeout=0):
+            yield
+    except filelock.Timeout:
+        raise StoreError(f"{folder}: another process builds this store; try again when it is done") from None
+
+
+def plan_json(files: list[FileRecord], units: Sequence[Sequence[tuple[int, int, int]]]) -> bytes:
+    """The bytes of a plan: its files, and (file, start, stop) of the ranges of each unit."""
+    content = {"files": [asdict(file) for file in files], "units": units}
+    return (canonical_json(content) + "\n").encode("ascii")
+
+
+def record_json(record: ShardRecord, last: bool) -> bytes:
+    """The bytes of the mark of a finished shard."""
+    return canonical_json({**record.to_dict(), "last": last}).encode("ascii")
+
+
 def _progress_of(folder: Path) -> str:
     try:
         progress = json.loads((folder / PROGRESS).read_bytes())
@@ -274,8 +299,7 @@ class _Builder:
         # The records before the shards, so that none ever stands for a shard that is gone.
         for old in [*(self.folder / UNITS).iterdir(), *self.folder.glob("[0-9]*-*.*"), *self.folder.glob(SKIPPED)]:
             old.unlink()
-        content = {"files": files, "units": [[[p.file, p.start, p.stop] for p in unit] for unit in units]}
-        write_atomic(path, (canonical_json(content) + "\n").encode("ascii"))
+        write_atomic(path, plan_json(self.source.files, [[(p.file, p.start, p.stop) for p in unit] for unit in units]))
         return units
 
     def _announce(self, units: list[list[InputRange]]) -> None:
@@ -367,8 +391,7 @@ class _Builder:
             if piece.skipped:  # before the record that says the shard is finished
                 lines = [json.dumps(entry) + "\n" for entry in piece.skipped]
                 write_atomic(self._skipped_path(record), "".join(lines).encode("ascii"))
-            content = {**record.to_dict(), "last": piece.last}
-            write_atomic(self._record_path(number, part), canonical_json(content).encode("ascii"))
+            write_atomic(self._record_path(number, part), record_json(record, piece.last))
             yield record
             part += 1
 

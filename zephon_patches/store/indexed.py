@@ -20,20 +20,30 @@ import struct
 
 import numpy as np
 
-__all__ = ["DTYPES", "HEADER", "MAGIC", "VERSION", "dtype_for", "encode_index"]
+__all__ = ["DTYPES", "HEADER", "MAGIC", "VERSION", "code_of", "dtype_for", "encode_index", "index_bytes"]
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 
 # The format's codes for the two dtypes that token ids take here; it has no code for uint32.
-DTYPES = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
+DTYPES: dict[int, np.dtype] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def dtype_for(largest_id: int) -> np.dtype:
     """The narrowest dtype of the format for ids up to ``largest_id``: uint16 up to 65,535, else int32."""
     return np.dtype("<u2") if largest_id <= np.iinfo(np.uint16).max else np.dtype("<i4")
+
+
+def code_of(dtype: np.dtype) -> int:
+    """The format's code of a dtype, one of ``DTYPES``."""
+    return _CODES[dtype]
+
+
+def index_bytes(documents: int) -> int:
+    """The size of the index of a shard with so many documents."""
+    return HEADER.size + 4 * documents + 8 * documents + 8 * (documents + 1)
 
 
 def encode_index(lengths: np.ndarray, dtype: np.dtype) -> bytes:

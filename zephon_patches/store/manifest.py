@@ -6,6 +6,7 @@ writes the same bytes. ``docs/store.md`` describes each field.
 """
 
 import json
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,11 +14,17 @@ from typing import Any
 
 from zephon_patches.errors import StoreError
 from zephon_patches.keys import canonical_json, fingerprint
+from zephon_patches.store.indexed import DTYPES
 
 __all__ = ["FORMAT", "MANIFEST", "FileRecord", "InputRange", "Manifest", "ShardRecord"]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+
+# A name is put behind the store's folder, so it must not lead out of it.
+_SHARD_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", re.ASCII)
+_DTYPES = [dtype.str for dtype in DTYPES.values()]
+_MAX_COUNT = 2**60  # no disk holds more; sizes in bytes still fit into 64 bits
 
 
 @dataclass(frozen=True)
@@ -131,16 +138,54 @@ class Manifest:
         written = content.pop("hash", None)
         try:
             present = fingerprint(content)
-        except ValueError:  # a damaged number may read as an infinity, which has no hash
+        except (ValueError, RecursionError):  # a damaged number may read as an infinity, which has no hash
             present = None
         if written is None or written != present:
             raise StoreError(f"{path}: damaged, its hash does not match; remove {folder} to build the store anew")
-        return cls(
-            recipe=content["recipe"],
-            dtype=content["dtype"],
-            files=[FileRecord(**entry) for entry in content["files"]],
-            shards=[shard_record(entry) for entry in content["shards"]],
-        )
+        # The hash keeps no one from writing anything: what comes from elsewhere may have a good one.
+        try:
+            manifest = cls(
+                recipe=content["recipe"],
+                dtype=content["dtype"],
+                files=[FileRecord(**entry) for entry in content["files"]],
+                shards=[shard_record(entry) for entry in content["shards"]],
+            )
+            manifest._check(content["documents"], content["tokens"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError(
+                f"{path}: not what this version writes ({error!r}); remove {folder} to build the store anew"
+            ) from None
+        return manifest
+
+    def _check(self, documents: Any, tokens: Any) -> None:
+        """Raises ValueError where a field has another type or range than the format allows."""
+        if not isinstance(self.recipe, dict) or self.dtype not in _DTYPES:
+            raise ValueError(f"recipe {self.recipe!r:.60}, dtype {self.dtype!r:.60}")
+        for file in self.files:
+            leaves = not isinstance(file.name, str) or file.name.startswith("/") or ".." in file.name.split("/")
+            if leaves or not (_is_count(file.bytes) and type(file.mtime_ns) is int):
+                raise ValueError(f"file {file!r:.200}")
+        names = set()
+        for shard in self.shards:
+            if not isinstance(shard.name, str) or not _SHARD_NAME.fullmatch(shard.name) or shard.name in names:
+                raise ValueError(f"shard name {shard.name!r:.60}")
+            names.add(shard.name)
+            sums = (shard.bin, shard.idx, shard.origin)
+            if not (_is_count(shard.documents) and _is_count(shard.tokens) and all(type(x) is str for x in sums)):
+                raise ValueError(f"shard {shard!r:.200}")
+            if not all(type(reason) is str and _is_count(count) for reason, count in shard.skipped.items()):
+                raise ValueError(f"skipped records {shard.skipped!r:.200}")
+            for piece in shard.ranges:
+                counts = (piece.start, piece.stop, piece.records)
+                known = type(piece.file) is int and -1 <= piece.file < len(self.files)
+                if not known or not all(map(_is_count, counts)) or type(piece.content) is not str:
+                    raise ValueError(f"range {piece!r:.200}")
+        if (documents, tokens) != (self.documents, self.tokens):
+            raise ValueError(f"{documents!r:.30} documents and {tokens!r:.30} tokens, other than its shards' sums")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_COUNT
 
 
 def shard_record(entry: dict[str, Any]) -> ShardRecord:
