@@ -13,7 +13,7 @@ import sys
 import time
 
 from zephon_patches.config import SourceConfig
-from zephon_patches.prepare import build
+from zephon_patches.prepare import build, encoding
 from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
@@ -36,7 +36,7 @@ def kill_at(moment: int) -> None:
 def main() -> None:
     texts, tokenizer, cache, shard_bytes, seconds, *moment = sys.argv[1:]
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    build._BATCH_DOCUMENTS = 4
+    encoding._BATCH_DOCUMENTS = 4
     build._PROGRESS_SECONDS = build._REPORT_SECONDS = 0.05
     build._POLL_SECONDS = 0.02
     if moment:

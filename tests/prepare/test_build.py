@@ -42,7 +42,7 @@ from tests.prepare.stores import (
 )
 from zephon_patches import build_loader
 from zephon_patches.errors import ConfigError, InputError, StoreError
-from zephon_patches.prepare import build, readers
+from zephon_patches.prepare import build, encoding, readers
 from zephon_patches.prepare.build import open_or_build
 from zephon_patches.prepare.shards import FileInput, RecordInput, hash_range
 from zephon_patches.prepare.tokenizers import TextTokenizer
@@ -138,10 +138,10 @@ def test_ranges_carry_the_hashes_of_their_bytes(mixed):
 
 def test_size_of_batches_leaves_no_trace(mixed, monkeypatch):
     whole = contents(open_store(mixed).folder)
-    monkeypatch.setattr(build, "_BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 1)
     assert contents(open_store(mixed, cache="one").folder) == whole
-    monkeypatch.setattr(build, "_BATCH_DOCUMENTS", 2048)
-    monkeypatch.setattr(build, "_BATCH_CHARACTERS", 50)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 2048)
+    monkeypatch.setattr(encoding, "_BATCH_CHARACTERS", 50)
     assert contents(open_store(mixed, cache="other").folder) == whole
 
 
@@ -505,7 +505,7 @@ def test_bad_record_stops_the_build_and_leaves_no_temporary_file(mixed):
 
 @pytest.mark.parametrize("batch", [1, 2048])
 def test_text_that_cannot_be_tokenized_is_named_by_file_and_line(mixed, monkeypatch, batch):
-    monkeypatch.setattr(build, "_BATCH_DOCUMENTS", batch)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", batch)
 
     def refuse(number):
         def before(texts):
@@ -761,7 +761,7 @@ def once(action):
 
 
 def test_file_that_changes_while_it_is_read_is_refused(mixed, monkeypatch):
-    monkeypatch.setattr(build, "_BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 1)
     for change in (
         lambda path: path.write_bytes(path.read_bytes() + b'{"text": "0_0"}\n'),
         lambda path: os.utime(path, ns=(7, 7)),
@@ -806,7 +806,7 @@ def test_change_after_reading_is_noticed_at_the_next_start(mixed):
 
 
 def test_file_that_vanishes_is_an_input_error(mixed, monkeypatch):
-    monkeypatch.setattr(build, "_BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 1)
     for name in ("a.jsonl", "d/e.jsonl"):
         path = mixed / "texts" / name
         data = path.read_bytes()
@@ -1144,7 +1144,7 @@ class Clock:
 def slow(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(build.time, "monotonic", clock)
-    monkeypatch.setattr(build, "_BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 1)
 
     def tokenizer(folder):
         def second(texts):
@@ -1221,7 +1221,7 @@ def test_terminal_shows_a_bar_and_no_lines(mixed, monkeypatch, caplog, continued
         process(mixed, 0, moment=2 * 22).wait()
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(build, "_PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(build, "_BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 1)
     before = Counted(mixed / "tokenizer", lambda texts: time.sleep(0.02))
     with caplog.at_level(logging.INFO):
         open_or_build(file_input(mixed), before, mixed / "cache", SHARD_BYTES)

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import numpy as np
 from tqdm import tqdm
 
 from zephon_patches.config import DataConfig
 from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.keys import canonical_json, fingerprint
+from zephon_patches.prepare.encoding import encoded_batches
 from zephon_patches.prepare.shards import Input, Piece, shard_bytes_for
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.store.atomic import TEMPORARY_SUFFIX, atomic_file, write_atomic
@@ -47,8 +47,6 @@ logger = logging.getLogger(__name__)
 PLAN, UNITS, PROGRESS, LOCK = "plan.json", "units", "progress.json", "build.lock"
 SKIPPED = "skipped.jsonl"
 
-# Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
-_BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
 # What is tokenized to estimate the time, and the least text for which that is worth it.
 _SAMPLE_BYTES, _SAMPLE_SECONDS, _ESTIMATED_BYTES = 1 << 20, 10.0, 64 << 20
 # What systems answer where locks are not supported, as on Lustre mounted without flock.
@@ -336,9 +334,8 @@ class _Builder:
         for unit in units:
             piece, piece_size = self.source.sample(unit, _SAMPLE_BYTES)
             sampled_texts = 0
-            for origins, texts in _batches(piece):
-                self._encode(texts, origins, piece)
-                sampled_texts += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+            for batch in encoded_batches(piece, self._tokenizer):
+                sampled_texts += batch.text_bytes
                 if time.monotonic() - started > _SAMPLE_SECONDS:  # a large row group; its texts will do
                     piece_size = sampled_texts
                     break
@@ -410,25 +407,10 @@ class _Builder:
 
     def _shard(self, name: str, piece: Piece, progress: "_Progress") -> ShardRecord:
         with ShardWriter(self.folder, name, self._dtype) as writer:
-            for origins, texts in _batches(piece):
-                tokens, lengths = self._encode(texts, origins, piece)
-                writer.add(tokens, lengths, origins)
-                progress.add(texts, len(tokens))
+            for batch in encoded_batches(piece, self._tokenizer):
+                writer.add(batch.tokens, batch.lengths, batch.origins)
+                progress.add(len(batch.lengths), batch.text_bytes, len(batch.tokens))
             return writer.finish(piece.ranges, dict(Counter(reason for _, _, reason in piece.skipped)))
-
-    def _encode(self, texts: list[str], origins: list[tuple[int, int]], piece: Piece) -> tuple[np.ndarray, list[int]]:
-        try:
-            return self._tokenizer.encode_batch(texts)
-        except Exception as error:
-            # Which one was it? Batches hide it, and users need the place.
-            for text, (file, record) in zip(texts, origins, strict=True):
-                try:
-                    self._tokenizer.encode_batch([text])
-                except Exception as single:
-                    raise InputError(
-                        f"{piece.place(file, record)}: cannot be tokenized ({single}); the text starts {text[:60]!r}"
-                    ) from single
-            raise InputError(f"source {self.source.name!r}: the tokenizer failed ({error})") from error
 
     def _record_path(self, number: int, part: int) -> Path:
         return self.folder / UNITS / f"{number:06d}-{part:03d}.json"
@@ -480,21 +462,6 @@ class _Builder:
             logger.info("source %r: unchanged, but %s cannot be written to keep that", self.source.name, self.folder)
 
 
-def _batches(piece: Piece) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
-    origins: list[tuple[int, int]] = []
-    texts: list[str] = []
-    characters = 0
-    for origin, text in piece:
-        origins.append(origin)
-        texts.append(text)
-        characters += len(text)
-        if len(texts) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
-            yield origins, texts
-            origins, texts, characters = [], [], 0
-    if texts:
-        yield origins, texts
-
-
 class _Progress:
     """Says how far a build is: a bar on a terminal, log lines elsewhere, and a file for those who wait.
 
@@ -529,12 +496,12 @@ class _Progress:
         self._documents += record.documents
         self._tokens += record.tokens
 
-    def add(self, texts: list[str], tokens: int) -> None:
+    def add(self, documents: int, text_bytes: int, tokens: int) -> None:
         """Documents that are tokenized."""
-        self._documents += len(texts)
+        self._documents += documents
         self._tokens += tokens
         self._new_tokens += tokens
-        self._texts_in_unit += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        self._texts_in_unit += text_bytes
         self._bar.update(self._position + self._inside() - self._bar.n)
         now = time.monotonic()
         if now - self._written >= _PROGRESS_SECONDS:
