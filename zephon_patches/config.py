@@ -16,6 +16,7 @@ __all__ = ["Data", "DataConfig", "SourceConfig", "data_config_from_table"]
 
 LoadingStrategy = Literal["stock", "zephon"]
 OnBadRecord = Literal["error", "skip"]
+TokenizerEngine = Literal["auto", "tokenizers", "fastokens", "tiktoken"]
 
 MAX_SEED = 2**63 - 1
 
@@ -133,6 +134,12 @@ class DataConfig:
     add_eos: bool | None = None
     """Whether EOS stands behind each document, once; as TorchTitan where not set: if the tokenizer has it"""
 
+    tokenizer_engine: TokenizerEngine = "auto"
+    """
+    Library that tokenizes; the ids do not depend on it. "auto" is fastokens where it loads the tokenizer, and
+    "tokenizers" (for BPE ranks "tiktoken") elsewhere; one that is named and cannot serve is an error
+    """
+
     sources: list[SourceConfig] = field(default_factory=list)
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
@@ -169,6 +176,7 @@ class DataConfig:
             raise ConfigError(f"data.max_build_minutes = {minutes!r}: expected a number of minutes, 0 or more")
         for key in ("add_bos", "add_eos"):
             _check_flag(f"data.{key}", getattr(self, key))
+        _check_choice("data.tokenizer_engine", self.tokenizer_engine, TokenizerEngine)
         for key in _SOURCE_LISTS:
             _check_sources(key, getattr(self, key))
         paths = {source.name: source.path for source in self.sources}

@@ -84,19 +84,18 @@ def store_folder(folder: Path) -> Path | None:
     return next(iter((folder / "cache" / "web").glob("*")), None)
 
 
-class Counted:
+class Counted(TextTokenizer):
     """A tokenizer that counts the texts it is given, and may do something else first."""
 
     def __init__(self, folder, before=lambda texts: None):
-        self._tokenizer = TextTokenizer(folder)
-        self.identity, self.largest_id = self._tokenizer.identity, self._tokenizer.largest_id
+        super().__init__(folder, engine="tokenizers")
         self._before = before
         self.texts = 0
 
     def encode_batch(self, texts):
         self._before(texts)
         self.texts += len(texts)
-        return self._tokenizer.encode_batch(texts)
+        return super().encode_batch(texts)
 
 
 # --- what a store holds ---

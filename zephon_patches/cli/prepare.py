@@ -10,9 +10,9 @@ is left alone, and one that was interrupted is continued.
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from zephon_patches.config import Data, DataConfig, SourceConfig, data_config_from_table
+from zephon_patches.config import Data, DataConfig, SourceConfig, TokenizerEngine, data_config_from_table
 from zephon_patches.errors import ConfigError
 from zephon_patches.prepare.build import open_or_build, tokenizer_for
 from zephon_patches.prepare.shards import FileInput
@@ -48,6 +48,14 @@ def add_to(commands: Any) -> None:
             help=f"whether {name.upper()} stands {place} each document (if the tokenizer has it)",
         )
     parser.add_argument("--tokenizer", help="folder with tokenizer.json (the config's model.hf_assets_path)")
+    parser.add_argument(
+        "--tokenizer-engine",
+        choices=get_args(TokenizerEngine),
+        help="library that tokenizes; the ids do not depend on it (the config's data.tokenizer_engine, or auto)",
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="compare every document with the reference engine, at its speed"
+    )
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
     parser.set_defaults(run=run)
@@ -55,7 +63,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     data, tokenizer = _settings(arguments)
-    encoder = TextTokenizer(tokenizer)
+    encoder = TextTokenizer(tokenizer, data.tokenizer_engine, arguments.exact)
     for source in [*data.sources, *data.validation_sources]:
         files = FileInput(source)
         store = open_or_build(files, tokenizer_for(files, data, encoder), data.cache_dir, data.shard_bytes)
@@ -101,6 +109,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         raise ConfigError("no tokenizer: give --tokenizer FOLDER (with tokenizer.json)")
     if arguments.cache_dir is not None:
         data.cache_dir = arguments.cache_dir
+    if arguments.tokenizer_engine is not None:
+        data.tokenizer_engine = arguments.tokenizer_engine
     if arguments.shard_bytes is not None:
         data.shard_bytes = arguments.shard_bytes
     data.__post_init__()  # checks what the options set

@@ -155,7 +155,7 @@ def _open(
             f"data.sources: found {len(inputs)} sources, expected one; give one [[data.sources]] table whose path "
             "is a folder or a glob over all files"
         )
-    encoder = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer)
+    encoder = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer, config.tokenizer_engine)
     patience = 0.0 if dp_rank == 0 else _PATIENCE
     stores = [
         open_or_build(

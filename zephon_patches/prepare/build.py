@@ -31,7 +31,8 @@ from tqdm import tqdm
 from zephon_patches.config import DataConfig
 from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.keys import canonical_json, fingerprint
-from zephon_patches.prepare.encoding import encoded_batches
+from zephon_patches.prepare.encoding import Encoder
+from zephon_patches.prepare.exactness import EngineDistrusted, is_distrusted
 from zephon_patches.prepare.shards import Input, Piece, shard_bytes_for
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.store.atomic import TEMPORARY_SUFFIX, atomic_file, write_atomic
@@ -192,9 +193,9 @@ def plan_json(files: list[FileRecord], units: Sequence[Sequence[tuple[int, int, 
     return (canonical_json(content) + "\n").encode("ascii")
 
 
-def record_json(record: ShardRecord, last: bool) -> bytes:
-    """The bytes of the mark of a finished shard."""
-    return canonical_json({**record.to_dict(), "last": last}).encode("ascii")
+def record_json(record: ShardRecord, last: bool, proven: bool = True) -> bytes:
+    """The bytes of the mark of a finished shard; ``proven`` as ``Encoder`` has it, of the one who made it."""
+    return canonical_json({**record.to_dict(), "last": last, "proven": proven}).encode("ascii")
 
 
 def _progress_of(folder: Path) -> str:
@@ -247,6 +248,15 @@ class _Builder:
         started = time.monotonic()
         self._remove_leftovers()
         units = self._plan()
+        while True:
+            self._encoder = Encoder(self._tokenizer, self.folder, self.source.name)
+            try:
+                self._build(units, started)
+                return
+            except EngineDistrusted:
+                logger.info("source %r: the build starts anew, but for shards that are proven", self.source.name)
+
+    def _build(self, units: list[list[InputRange]], started: float) -> None:
         self._announce(units)
         sizes = [sum(self.source.num_bytes(piece) for piece in unit) for unit in units]
         records: list[ShardRecord] = []
@@ -334,7 +344,7 @@ class _Builder:
         for unit in units:
             piece, piece_size = self.source.sample(unit, _SAMPLE_BYTES)
             sampled_texts = 0
-            for batch in encoded_batches(piece, self._tokenizer):
+            for batch in self._encoder.batches(piece):
                 sampled_texts += batch.text_bytes
                 if time.monotonic() - started > _SAMPLE_SECONDS:  # a large row group; its texts will do
                     piece_size = sampled_texts
@@ -385,10 +395,11 @@ class _Builder:
                 return
         for piece in self.source.pieces(unit, self._shard_bytes, skip):
             record = self._shard(f"{number:06d}-{part:03d}", piece, progress)
+            self._encoder.check_trusted()
             if piece.skipped:  # before the record that says the shard is finished
                 lines = [json.dumps(entry) + "\n" for entry in piece.skipped]
                 write_atomic(self._skipped_path(record), "".join(lines).encode("ascii"))
-            write_atomic(self._record_path(number, part), record_json(record, piece.last))
+            write_atomic(self._record_path(number, part), record_json(record, piece.last, self._encoder.is_proven))
             yield record
             part += 1
 
@@ -397,6 +408,9 @@ class _Builder:
         try:
             content = json.loads(self._record_path(number, part).read_bytes())
             last = content.pop("last")
+            # Without a word on it: of a version that knew the reference alone, or compared with a manifest's checksums.
+            if not content.pop("proven", True) and (self._tokenizer.exact or is_distrusted(self.folder)):
+                return None
             record = shard_record(content)
             size = (self.folder / f"{record.name}.bin").stat().st_size
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
@@ -407,7 +421,7 @@ class _Builder:
 
     def _shard(self, name: str, piece: Piece, progress: "_Progress") -> ShardRecord:
         with ShardWriter(self.folder, name, self._dtype) as writer:
-            for batch in encoded_batches(piece, self._tokenizer):
+            for batch in self._encoder.batches(piece):
                 writer.add(batch.tokens, batch.lengths, batch.origins)
                 progress.add(len(batch.lengths), batch.text_bytes, len(batch.tokens))
             return writer.finish(piece.ranges, dict(Counter(reason for _, _, reason in piece.skipped)))

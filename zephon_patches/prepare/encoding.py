@@ -1,15 +1,28 @@
-"""Documents of a piece of input to token ids, batch by batch."""
+"""Documents of a piece of input to token ids, batch by batch, by a fast engine that is watched, or by the reference."""
 
+import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zephon_patches.errors import InputError
+from zephon_patches.prepare.exactness import (
+    DISTRUSTED,
+    EngineDistrusted,
+    Sampling,
+    compare,
+    describe,
+    distrust,
+    is_distrusted,
+)
 from zephon_patches.prepare.shards import Piece
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
-__all__ = ["EncodedBatch", "encoded_batches"]
+__all__ = ["EncodedBatch", "Encoder"]
+
+logger = logging.getLogger(__name__)
 
 # Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
@@ -28,16 +41,91 @@ class EncodedBatch(NamedTuple):
     """Size of the texts in UTF-8"""
 
 
-def encoded_batches(piece: Piece, tokenizer: TextTokenizer) -> Iterator[EncodedBatch]:
-    """Reads a piece to its end, and encodes its documents.
+class Encoder:
+    """Encodes the documents of a store that is built.
+
+    Args:
+        tokenizer: Its settings say which engine is wanted, and whether every document is compared.
+        store: Folder of the store.
+        name: Of the source, for messages.
 
     Raises:
-        InputError: A document cannot be read or tokenized; the message names its place.
+        ConfigError: An engine was asked for by its name and cannot serve.
     """
-    for origins, texts in _batches(piece):
-        tokens, lengths = _encode(texts, origins, piece, tokenizer)
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        yield EncodedBatch(tokens, lengths, origins, size)
+
+    def __init__(self, tokenizer: TextTokenizer, store: Path, name: str) -> None:
+        self._reference = tokenizer
+        self._store = store
+        self._name = name
+        self._fast = None if is_distrusted(store) else tokenizer.fast()
+        if self._fast is not None:
+            try:
+                self._compare(tokenizer.nasty_texts())
+            except EngineDistrusted:
+                self._fast = None
+
+    @property
+    def engine_name(self) -> str:
+        return (self._fast or self._reference).engine_name
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether its ids are the reference's for certain: all of them are, or are compared."""
+        return self._fast is None or self._reference.exact
+
+    def check_trusted(self) -> None:
+        """To be called before a shard counts as finished.
+
+        Raises:
+            EngineDistrusted: Another builder of the store found its engine to differ.
+        """
+        if not self.is_proven and is_distrusted(self._store):
+            logger.info("source %r: another builder found %s to differ", self._name, self.engine_name)
+            raise EngineDistrusted(self.engine_name)
+
+    def batches(self, piece: Piece) -> Iterator[EncodedBatch]:
+        """Reads a piece to its end, and encodes its documents.
+
+        Raises:
+            InputError: A document cannot be read or tokenized; the message names its place.
+            EngineDistrusted: The engine differed from the reference. Nothing of it may be used, from this piece or
+                another; an ``Encoder`` that is made anew uses the reference.
+        """
+        sampling = Sampling(self._compare)
+        for origins, texts in _batches(piece):
+            if self._fast is None:
+                tokens, lengths = _encode(texts, origins, piece, self._reference)
+            else:
+                try:
+                    tokens, lengths = self._fast.encode_batch(texts)
+                except Exception:
+                    _encode(texts, origins, piece, self._reference)  # a text that cannot be encoded is no fault of it
+                    self._compare(texts)
+                    raise
+                if self._reference.exact:
+                    expected = _encode(texts, origins, piece, self._reference)
+                    self._compare(texts, (tokens, lengths), expected)
+                else:
+                    sampling.look(texts, tokens, lengths)
+            yield EncodedBatch(tokens, lengths, origins, sum(map(_size, texts)))
+        sampling.finish()
+
+    def _compare(self, texts: Sequence[str], *encoded: Any) -> None:
+        """As ``compare``; a difference is told to all builders and users, and raised."""
+        assert self._fast is not None
+        report = compare(self._fast, self._reference, texts, *encoded)
+        if report is not None:
+            distrust(self._store, report)
+            logger.warning(
+                "source %r: %s. The whole store is tokenized by %s, which takes longer, and what the other engine made "
+                "of it is made again (%s says so to all its builders). Please report the difference to the engine's "
+                "authors",
+                self._name,
+                describe(report),
+                self._reference.engine_name,
+                self._store / DISTRUSTED,
+            )
+            raise EngineDistrusted(self._fast.engine_name)
 
 
 def _batches(piece: Piece) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
@@ -70,3 +158,8 @@ def _encode(
                     f"{piece.place(file, record)}: cannot be tokenized ({single}); the text starts {text[:60]!r}"
                 ) from single
         raise InputError(f"the tokenizer failed ({error})") from error
+
+
+def _size(text: str) -> int:
+    """In UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
