@@ -33,6 +33,7 @@ __all__ = ["RANKS_CONFIG", "Ranks", "is_ranks_folder"]
 RANKS_CONFIG = "tiktoken.json"
 
 _DEFAULT_FILE = "tokenizer.model"
+_MAX_IDS = 2**24  # of the ids up to the largest, each takes memory; vocabularies have a few hundred thousand
 _KEYS = ("ranks", "pattern", "special_tokens", "bos_token", "eos_token")
 
 
@@ -66,8 +67,8 @@ class Ranks:
         special = config["special_tokens"]
         taken = set(ranks.values())
         for token, number in special.items():
-            if not token or not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**31:
-                raise InputError(f"{path}: special_tokens: {token!r} has the id {number!r}, expected one below 2**31")
+            if not token or not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < _MAX_IDS:
+                raise InputError(f"{path}: special_tokens: {token!r} has the id {number!r}, expected one below 2**24")
             if number in taken:
                 raise InputError(f"{path}: special_tokens: the id {number:,} of {token!r} is another token's, too")
             taken.add(number)
@@ -106,6 +107,10 @@ class Ranks:
     def _tokens(self) -> dict[int, bytes]:
         special = {number: token.encode() for token, number in self.special_tokens.items()}
         return {rank: token for token, rank in self.ranks.items()} | special
+
+    def names(self) -> dict[int, str]:
+        """Each id's token; what is not UTF-8 shows U+FFFD."""
+        return {number: token.decode("utf-8", "replace") for number, token in self._tokens.items()}
 
     def encoding(self) -> Any:
         """The ``tiktoken.Encoding``.
@@ -147,8 +152,12 @@ class Ranks:
             cuts = [cut for cut in cuts if cut[0] in self.ranks and cut[1] in self.ranks]
             cuts.sort(key=lambda cut: (self.ranks[cut[0]], self.ranks[cut[1]]))
             merges += [(spelled(left), spelled(right)) for left, right in cuts]
-        # In the vocabulary too, since the library gives ids of its own to added tokens that are not.
-        tokenizer = Tokenizer(models.BPE(vocab | self.special_tokens, merges, ignore_merges=True))
+        # In the vocabulary too, since the library gives ids of its own to added tokens that are not. And fastokens
+        # takes no vocabulary with holes: what fills them has a space, which is no letter of a word.
+        vocab |= self.special_tokens
+        holes = set(range(self.largest_id)).difference(vocab.values())
+        vocab |= {f"no token {number}": number for number in holes}
+        tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
         words = pre_tokenizers.Split(Regex(self.pattern), behavior="isolated")
         to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, to_letters])
@@ -191,7 +200,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
         try:
             token, rank = line.split()
             decoded = base64.b64decode(token, validate=True)
-            if not decoded or not 0 <= int(rank) < 2**31:
+            if not decoded or not 0 <= int(rank) < _MAX_IDS:
                 raise ValueError
         except (ValueError, binascii.Error):
             raise InputError(
