@@ -286,20 +286,20 @@ def sampled(batches: list[list[str]]) -> tuple[list[str], list[str]]:
     return whole, excerpts
 
 
-def test_about_a_thousandth_of_the_text_is_compared():
+def test_about_a_two_thousandth_of_the_text_is_compared():
     batches = [[f"{batch} {i} " + "x" * (i * 7 % 1000) for i in range(2000)] for batch in range(50)]
     whole, excerpts = sampled(batches)
     total = sum(len(text) for texts in batches for text in texts)
-    assert 0.0005 * total < sum(map(len, whole)) < 0.0015 * total
+    assert 0.0003 * total < sum(map(len, whole)) < 0.0007 * total
     assert whole[0] == batches[0][0]
     assert excerpts == [max(itertools.chain(*batches), key=len), batches[-1][-1]]
-    assert {text.split()[0] for text in whole} == {str(batch) for batch in range(50)}
+    assert len({text.split()[0] for text in whole}) > 40  # of 50 batches
 
 
 def test_of_large_documents_parts_are_compared():
     whole, excerpts = sampled([["ab" * 2_000_000], ["cd" * 3_000_000], ["e"]])
     assert whole in ([], ["e"])
-    assert all(len(excerpt) <= 4096 for excerpt in excerpts)
+    assert all(len(excerpt) <= 2048 for excerpt in excerpts)
     assert sum(map(len, excerpts)) < 0.002 * 10_000_000
     assert excerpts[-1] == "e"
     assert any(excerpt.startswith(("cd", "dc")) for excerpt in excerpts)

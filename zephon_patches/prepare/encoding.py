@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 # Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
+
+
+_Batch = tuple[list[tuple[int, int]], list[str]]  # origins and texts of some documents
 
 
 class EncodedBatch(NamedTuple):
@@ -92,23 +96,35 @@ class Encoder:
                 another; an ``Encoder`` that is made anew uses the reference.
         """
         sampling = Sampling(self._compare)
-        for origins, texts in _batches(piece):
-            if self._fast is None:
-                tokens, lengths = _encode(texts, origins, piece, self._reference)
-            else:
-                try:
-                    tokens, lengths = self._fast.encode_batch(texts)
-                except Exception:
-                    _encode(texts, origins, piece, self._reference)  # a text that cannot be encoded is no fault of it
-                    self._compare(texts)
-                    raise
-                if self._reference.exact:
-                    expected = _encode(texts, origins, piece, self._reference)
-                    self._compare(texts, (tokens, lengths), expected)
-                else:
-                    sampling.look(texts, tokens, lengths)
-            yield EncodedBatch(tokens, lengths, origins, sum(map(_size, texts)))
+        # While one batch is encoded, which needs no Python, the next one is read.
+        with ThreadPoolExecutor(1, thread_name_prefix="encoder") as thread:
+            encoding: Future[EncodedBatch] | None = None
+            for batch in _batches(piece):
+                started = thread.submit(self._encode, batch, piece, sampling)
+                if encoding is not None:
+                    yield encoding.result()
+                encoding = started
+            if encoding is not None:
+                yield encoding.result()
         sampling.finish()
+
+    def _encode(self, batch: _Batch, piece: Piece, sampling: Sampling) -> EncodedBatch:
+        origins, texts = batch
+        if self._fast is None:
+            tokens, lengths = _encode(texts, origins, piece, self._reference)
+        else:
+            try:
+                tokens, lengths = self._fast.encode_batch(texts)
+            except Exception:
+                _encode(texts, origins, piece, self._reference)  # a text that cannot be encoded is no fault of it
+                self._compare(texts)
+                raise
+            if self._reference.exact:
+                expected = _encode(texts, origins, piece, self._reference)
+                self._compare(texts, (tokens, lengths), expected)
+            else:
+                sampling.look(texts, tokens, lengths)
+        return EncodedBatch(tokens, lengths, origins, sum(map(_size, texts)))
 
     def _compare(self, texts: Sequence[str], *encoded: Any) -> None:
         """As ``compare``; a difference is told to all builders and users, and raised."""
@@ -128,7 +144,7 @@ class Encoder:
             raise EngineDistrusted(self._fast.engine_name)
 
 
-def _batches(piece: Piece) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
+def _batches(piece: Piece) -> Iterator[_Batch]:
     origins: list[tuple[int, int]] = []
     texts: list[str] = []
     characters = 0

@@ -1,7 +1,7 @@
 """Compares what a fast engine makes of texts with what the reference makes of them.
 
 At the start of a build, texts that are known to trip up tokenizers (nasty.py). While it runs, a sample of each shard's
-documents: the first, the last, the longest, and every k-th, where k is such that about a thousandth of the text is
+documents: the first, the last, the longest, and every k-th, where k is such that a two-thousandth of the text is
 compared (the reference may well be a hundred times slower). A document that is larger than its share is compared by an
 excerpt, which both engines encode anew. So an engine is caught that errs in a sampled document, and missed is one
 that errs only in documents, or in parts of long ones, that are neither sampled nor like a nasty text. Where everything
@@ -27,9 +27,9 @@ __all__ = ["DISTRUSTED", "EngineDistrusted", "Sampling", "compare", "describe", 
 DISTRUSTED = "engine-distrusted.json"
 
 # One part in so many of the text is compared while it goes by, and at the most half as much again at a shard's end.
-_SHARE = 1000
+_SHARE = 2000
 # What may be compared of one document, in characters, however small the shard.
-_EXCERPT = 4096
+_EXCERPT = 2048
 # What is kept of a text that differs.
 _TEXT_CHARACTERS = 10_000
 # Steps, and characters encoded in them, to find the smallest text that differs.
