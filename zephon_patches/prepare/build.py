@@ -22,7 +22,7 @@ from typing import Any
 from zephon_patches.config import DataConfig
 from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.keys import fingerprint
-from zephon_patches.prepare import parallel
+from zephon_patches.prepare import on_ray, parallel
 from zephon_patches.prepare.builder import Builder, Part, errors_explained
 from zephon_patches.prepare.estimate import estimated_minutes
 from zephon_patches.prepare.progress import Progress, Standing
@@ -282,7 +282,10 @@ def _build_elsewhere(builder: Builder, todo: Sequence[int], building: Building, 
         name = builder.source.name
         logger.info("source %r: built in one process, since its input cannot be sent to others (%s)", name, error)
         return
-    parallel.run_workers(job, processes, threads, progress)
+    if building.on_ray:
+        on_ray.run_on_ray(job, todo, progress)
+    else:
+        parallel.run_workers(job, processes, threads, progress)
 
 
 def _announce(builder: Builder, units: list[Unit], todo: Sequence[int], size: int, max_minutes: float | None) -> None:

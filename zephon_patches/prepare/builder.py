@@ -67,16 +67,20 @@ class Job:
     tokenizer_identity: str
     part: Part = WHOLE
 
-    def builder(self) -> "Builder":
-        """The builder, in the process that it works in.
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer, read from its folder.
 
         Raises:
-            InputError: The tokenizer's files are not those that the job was made from.
+            InputError: Its files are not those that the job was made from.
         """
         tokenizer = TextTokenizer(self.tokenizer_folder)
         tokenizer = tokenizer.with_ends(self.add_bos, self.add_eos, f"source {self.source.name!r}")
         if tokenizer.identity != self.tokenizer_identity:
             raise InputError(f"{self.tokenizer_folder}: the tokenizer changed while it was used; start again")
+        return tokenizer
+
+    def builder(self, tokenizer: TextTokenizer) -> "Builder":
+        """The builder, in the process that it works in."""
         return Builder(self.source, tokenizer, self.folder, self.recipe, part=self.part)
 
 

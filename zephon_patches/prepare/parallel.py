@@ -25,7 +25,7 @@ from zephon_patches.errors import StoreError, ZephonError
 from zephon_patches.prepare.builder import Job, errors_explained
 from zephon_patches.prepare.progress import Live, Progress, Standing
 
-__all__ = ["cores", "run_workers", "share_out"]
+__all__ = ["cores", "run_workers", "share_out", "thread_settings"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,11 @@ def share_out(workers: int, units: int) -> tuple[int, int]:
     """
     processes = max(1, min(workers, units))
     return processes, max(1, workers // processes)
+
+
+def thread_settings(threads: int) -> dict[str, str]:
+    """Environment variables for so many threads of the tokenizers library, which it reads at its first use."""
+    return {"TOKENIZERS_PARALLELISM": "false" if threads == 1 else "true", "RAYON_NUM_THREADS": str(threads)}
 
 
 def run_workers(job: Job, processes: int, threads: int, progress: Progress) -> None:
@@ -149,7 +154,7 @@ def _no_interrupts() -> Iterator[Callable[[], bool]]:
 @contextmanager
 def _threads_of_workers(threads: int) -> Iterator[None]:
     """Sets the tokenizers library's threads for processes that are started in the block, before they import it."""
-    wanted = {"TOKENIZERS_PARALLELISM": "false" if threads == 1 else "true", "RAYON_NUM_THREADS": str(threads)}
+    wanted = thread_settings(threads)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -196,7 +201,7 @@ def _build(job: Job, writer: connection.Connection) -> None:
             sent = now
             writer.send(astuple(live))
 
-    builder = job.builder()
+    builder = job.builder(job.tokenizer())
     builder.on_progress = tell
     with errors_explained(job.source, job.folder), builder.at_work() as units:
         if units is not None:
