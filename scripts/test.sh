@@ -3,6 +3,7 @@
 #
 #   scripts/test.sh                       everything; later checks run although an earlier one fails
 #   scripts/test.sh tests/order -k seed   arguments go to pytest, and only pytest runs
+#   scripts/test.sh -m slow -s            tests that take minutes each, which are left out otherwise
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,8 +57,9 @@ def test_all_sources_of_a_config_are_prepared_for_its_run(corpus, capsys):
     stores = stores_in(corpus.folder / "cache")
     assert [store.parent.name for store in stores] == ["check", "web"]
     assert capsys.readouterr().out.splitlines() == [
-        f"web: 60 documents, 660 tokens in 4 shards: {stores[1]}",
-        f"check: 2 documents, 11 tokens in 1 shards: {stores[0]}",
+        "source  role        documents  tokens  mean  largest    share  shards  skipped  folder",
+        f"web     training           60     660  11.0       18  100.0 %       4  -        {stores[1]}",
+        f"check   validation          2      11   5.5        6        -       1  -        {stores[0]}",
     ]
     before = [contents(store) for store in stores]
     config = corpus.config(shard_bytes=900)
@@ -98,7 +100,7 @@ def test_a_field_other_than_text(corpus, capsys):
     path.write_text('{"content": "0_0 0_1"}\n')
     arguments = ["--source", f"fields={path}", "--tokenizer", corpus.tokenizer, "--cache-dir", corpus.folder / "cache"]
     assert prepare(*arguments, "--text-field", "content") == 0
-    assert "fields: 1 documents, 3 tokens" in capsys.readouterr().out
+    assert re.search(r"^fields +training +1 +3 +3\.0 +3 ", capsys.readouterr().out, re.M)
     assert prepare(*arguments) == 1
     assert "content" in capsys.readouterr().err  # the fields that there are
 
@@ -112,6 +114,97 @@ def test_a_prepared_source_is_left_alone_and_an_interrupted_one_continued(corpus
     (web / "manifest.json").unlink()
     assert prepare("--config", corpus.folder / "run.toml") == 0
     assert contents(web) == before
+
+
+# --- shares, skipped records, lengths ---
+
+
+def test_the_table_has_shares_of_the_training_tokens_longest_documents_and_what_was_skipped(corpus, capsys):
+    write_jsonl(corpus.folder / "more" / "a.jsonl", [219])
+    bad = corpus.folder / "more" / "b.jsonl"
+    bad.write_text('{"text": 1}\n{\n{}\n{}\n')
+    config = (corpus.folder / "run.toml").read_text()
+    config = config.replace(
+        "[[data.validation",
+        f"[[data.sources]]\nname = 'more'\npath = '{bad.parent}'\non_bad_record = 'skip'\n[[data.validation",
+    )
+    (corpus.folder / "run.toml").write_text(config)
+    assert prepare("--config", corpus.folder / "run.toml") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines[1:]}
+    assert len({line.index(str(corpus.folder)) for line in rows.values()}) == 1
+    assert " 75.0 % " in rows["web"] and " 25.0 % " in rows["more"]
+    assert re.search(r"more +training +1 +220 +220.0 +220 .* 2 no field, 1 not JSON, 1 wrong type  /", rows["more"])
+
+
+def test_an_index_that_is_cut_off_is_named(corpus, capsys):
+    assert prepare("--config", corpus.folder / "run.toml") == 0
+    path = stores_in(corpus.folder / "cache")[1] / "000002-000.idx"
+    path.write_bytes(path.read_bytes()[:50])
+    assert prepare("--config", corpus.folder / "run.toml") == 1
+    assert f"{path}: cut off; zephon-data verify finds all damage" in capsys.readouterr().err
+    path.unlink()
+    assert prepare("--config", corpus.folder / "run.toml") == 1
+    assert f"{path}: cannot be read" in capsys.readouterr().err
+
+
+# --- several commands, parts, the plan ---
+
+
+def test_parts_at_once_make_the_store_and_say_how_it_goes_on(corpus, capsys):
+    arguments = ["prepare", "--config", corpus.folder / "run.toml"]
+    assert prepare(*arguments[1:], "--cache-dir", corpus.folder / "whole") == 0
+    parts = [
+        subprocess.Popen(
+            [sys.executable, "-m", "zephon_patches.cli", *map(str, arguments), "--part", f"{index}/3"],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(3)
+    ]
+    outputs = [part.communicate(timeout=60) for part in parts]
+    assert [part.returncode for part in parts] == [0, 0, 0], outputs
+    outs = [out for out, _ in outputs]
+    assert any(re.search(r"^web +training +60 +660 ", out, re.M) for out in outs)
+    for index, out in enumerate(outs):
+        if not re.search(r"^web +training", out, re.M):
+            assert re.search(rf"^web: part {index}/3 is done, and the store is not closed: \d of 4 units done, ", out)
+            assert "or the same command without --part, which builds what is missing" in out
+    whole, parted = stores_in(corpus.folder / "whole"), stores_in(corpus.folder / "cache")
+    assert [contents(store) for store in parted] == [contents(store) for store in whole]
+
+
+def test_a_dry_run_says_what_would_be_built_and_writes_nothing(corpus, capsys):
+    config = corpus.folder / "run.toml"
+
+    def rows() -> list[list[str]]:
+        assert prepare("--config", config, "--dry-run") == 0
+        return [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+
+    def first_cells(row: list[str]) -> list[str]:
+        return [cell.strip() for cell in row if cell.strip()][:4]
+
+    header, web, check = rows()
+    assert first_cells(header) == ["source", "store", "units done", "units"]
+    assert [first_cells(web), first_cells(check)] == [["web", "not begun", "0", "4"], ["check", "not begun", "0", "1"]]
+    assert not (corpus.folder / "cache").exists()
+    assert prepare("--config", config, "--part", "0/2") == 0
+    capsys.readouterr()
+    before = contents(corpus.folder / "cache")
+    _, web, check = rows()
+    assert [first_cells(web), first_cells(check)[:2]] == [["web", "partly built", "2", "4"], ["check", "finished"]]
+    assert contents(corpus.folder / "cache") == before
+
+
+def test_interrupted_while_it_is_imported_it_ends_with_one_line(corpus, capsys, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "add_to", interrupted)
+    assert prepare("--config", corpus.folder / "run.toml") == 130
+    assert capsys.readouterr().err == "zephon-data: interrupted; the same command goes on from here\n"
 
 
 # --- errors ---
@@ -132,6 +225,10 @@ def test_a_prepared_source_is_left_alone_and_an_interrupted_one_continued(corpus
         (["--source", "web=texts", "--tokenizer", "tokenizer", "--cache-dir", ""], "data.cache_dir is empty"),
         (["--source", "web=texts", "--tokenizer", "tokenizer", "--cache-dir", "texts/c"], "lies in the folder of"),
         (["--config", "run.toml", "--text-field", "content"], "--text-field goes with --source"),
+        (["--config", "run.toml", "--workers", "0"], "--workers 0: expected at least 1"),
+        (["--config", "run.toml", "--part", "3/3"], "--part 3/3: expected I/N with 0 <= I < N, such as 0/8"),
+        (["--config", "run.toml", "--part", "x/3"], "--part x/3: expected I/N"),
+        (["--config", "run.toml", "--part", "1"], "--part 1: expected I/N"),
         (["--config", "absent.toml"], "absent.toml: cannot be read (No such file or directory)"),
     ],
 )
@@ -214,7 +311,7 @@ def run(*arguments: object, code: str | None = None) -> subprocess.CompletedProc
 def test_as_a_program_it_prints_to_standard_output_what_is_there_and_logs_to_standard_error(corpus):
     done = run("prepare", "--config", corpus.folder / "run.toml")
     assert done.returncode == 0, done.stderr
-    assert [text.split(":")[0] for text in done.stdout.splitlines()] == ["web", "check"]
+    assert [text.split(" ")[0] for text in done.stdout.splitlines()] == ["source", "web", "check"]
     assert "source 'web': tokenizing 4 of 4 units" in done.stderr
     done = run("prepare", "--config", corpus.folder / "absent.toml")
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,9 +1,9 @@
 """Builds a store in a process of its own, so that a test can kill it.
 
-    python -m tests.prepare.slow_build TEXTS TOKENIZER CACHE SHARD_BYTES SECONDS [KILL_AT]
+    python -m tests.prepare.slow_build TEXTS TOKENIZER CACHE SHARD_BYTES SECONDS ONE_PER_MACHINE [KILL_AT]
 
-Every batch of documents takes SECONDS more, and batches are small. With KILL_AT the process kills itself there:
-moment 2k is right before its k-th rename, moment 2k + 1 right after it.
+Every batch of documents takes SECONDS more, and batches are small. At the end it says how many units it built. With
+KILL_AT the process kills itself there: moment 2k is right before its k-th rename, moment 2k + 1 right after it.
 """
 
 import logging
@@ -13,7 +13,7 @@ import sys
 import time
 
 from zephon_patches.config import SourceConfig
-from zephon_patches.prepare import build, encoding
+from zephon_patches.prepare import build, builder, encoding, progress, unfinished
 from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
@@ -34,13 +34,13 @@ def kill_at(moment: int) -> None:
 
 
 def main() -> None:
-    texts, tokenizer, cache, shard_bytes, seconds, *moment = sys.argv[1:]
+    texts, tokenizer, cache, shard_bytes, seconds, one_per_machine, *moment = sys.argv[1:]
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     encoding._BATCH_DOCUMENTS = 4
-    build._PROGRESS_SECONDS = build._REPORT_SECONDS = 0.05
-    build._POLL_SECONDS = 0.02
+    progress._PROGRESS_SECONDS = progress._REPORT_SECONDS = builder._REPORT_SECONDS = 0.05
+    build._POLL_SECONDS = builder._POLL_SECONDS = 0.02
+    builder._QUIET_SECONDS = 0.0
     if moment:
-        build._PROGRESS_SECONDS = float("inf")  # the progress file is renamed as well
         kill_at(int(moment[0]))
     encoder = TextTokenizer(tokenizer)
     encode_batch = encoder.encode_batch
@@ -50,9 +50,15 @@ def main() -> None:
         return encode_batch(texts)
 
     encoder.encode_batch = slow
+    built = []
+    begin = unfinished.Unfinished.begin
+    unfinished.Unfinished.begin = lambda store, number, parts: (built.append(number), begin(store, number, parts))
     print("ready", flush=True)
-    store = build.open_or_build(FileInput(SourceConfig(name="web", path=texts)), encoder, cache, int(shard_bytes))
+    source = FileInput(SourceConfig(name="web", path=texts))
+    building = build.Building(one_per_machine=one_per_machine == "1")
+    store = build.open_or_build(source, encoder, cache, int(shard_bytes), building=building)
     print("store", store.folder, store.manifest.tokens, flush=True)
+    print("built", len(built), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,9 +66,11 @@ def open_store(folder: Path, cache: str = "cache", shard_bytes: int = SHARD_BYTE
     return open_or_build(file_input(folder, **settings), tokenizer, folder / cache, shard_bytes)
 
 
-def process(folder: Path, seconds: float, cache: str = "cache", moment: int | None = None) -> subprocess.Popen:
+def process(
+    folder: Path, seconds: float, cache: str = "cache", moment: int | None = None, one_per_machine: bool = False
+) -> subprocess.Popen:
     """A builder of the same store in a process of its own."""
-    arguments = [folder / "texts", folder / "tokenizer", folder / cache, SHARD_BYTES, seconds]
+    arguments = [folder / "texts", folder / "tokenizer", folder / cache, SHARD_BYTES, seconds, int(one_per_machine)]
     arguments += [] if moment is None else [moment]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.prepare.slow_build", *map(str, arguments)],
@@ -79,11 +82,11 @@ def process(folder: Path, seconds: float, cache: str = "cache", moment: int | No
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All that a store's folder holds but for its lock."""
+    """All that a store's folder holds but for its lock, and those of builders that may have been killed."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "build.lock"
+        if path.is_file() and path.suffix not in (".lock", ".builder")
     }
 
 
@@ -126,3 +129,44 @@ def text_at(root: Path, name: str, record: int) -> str:
         assert record == 0
         return data.decode()
     return json.loads(data.split(b"\n")[record])["text"]
+
+
+def command(folder: Path, *arguments: object, seconds: float = 0.0, cache: str = "cache") -> subprocess.Popen:
+    """``zephon-data prepare`` of the same store, in a process group of its own, with SECONDS for each record."""
+    program = ["-m", "zephon_patches.cli", "prepare", "--source", f"web={folder / 'texts'}"]
+    program += ["--tokenizer", folder / "tokenizer", "--cache-dir", folder / cache, "--shard-bytes", SHARD_BYTES]
+    program += ["--processor", "tests.prepare.slowly:text", *arguments]
+    return subprocess.Popen(
+        [sys.executable, *map(str, program)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "SLOWLY": str(seconds)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def processes_of(group: int) -> list[int]:
+    """The living processes of a process group (Linux)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # ended just now
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def workers_of(group: int) -> list[int]:
+    """The worker processes in a process group."""
+    found = []
+    for pid in processes_of(group):
+        try:
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found

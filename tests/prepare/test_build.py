@@ -42,8 +42,8 @@ from tests.prepare.stores import (
 )
 from zephon_patches import build_loader
 from zephon_patches.errors import ConfigError, InputError, StoreError
-from zephon_patches.prepare import build, encoding, readers
-from zephon_patches.prepare.build import open_or_build
+from zephon_patches.prepare import build, builder, encoding, estimate, progress, readers, unfinished
+from zephon_patches.prepare.build import Building, open_or_build
 from zephon_patches.prepare.shards import FileInput, RecordInput, hash_range
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.store.manifest import InputRange, Manifest
@@ -82,6 +82,12 @@ def unit_inodes(folder: Path) -> dict[str, tuple[int, int]]:
 
 def store_folder(folder: Path) -> Path | None:
     return next(iter((folder / "cache" / "web").glob("*")), None)
+
+
+def patch_writes(monkeypatch, write) -> None:
+    """Lets a builder write its small files another way."""
+    for module in (build, builder, unfinished):
+        monkeypatch.setattr(module, "write_atomic", write)
 
 
 class Counted(TextTokenizer):
@@ -184,8 +190,7 @@ def test_build_killed_at_random_moments_goes_on_and_gives_the_same_bytes(mixed, 
 
     def finish_and_compare(finished):
         folder = open_store(mixed).folder
-        left = {"progress.json"}  # and marks, where the kill came between manifest and clean-up
-        assert {k: v for k, v in contents(folder).items() if "/" not in k and k not in left} == whole
+        assert contents(folder) == whole
         for name, mark in finished.items():
             assert ((folder / name).stat().st_ino, (folder / name).stat().st_mtime_ns) == mark
         shutil.rmtree(folder)
@@ -218,12 +223,10 @@ def test_build_killed_before_and_after_each_rename_goes_on_and_gives_the_same_by
         if builder.returncode == 0:
             break
         assert builder.returncode == -signal.SIGKILL, output
-        found = contents(open_store(mixed, cache=f"cache-{moment}").folder)
-        if not any(name.startswith("units/") for name in found):
-            assert found == whole
-        else:  # killed between manifest and clean-up: the store is finished, some marks of the build are left
-            assert {name: data for name, data in found.items() if "/" not in name and name != "progress.json"} == whole
-    assert moment == 2 * (2 + 4 * UNITS + 1)  # progress and plan, each shard's three files and mark, manifest
+        folder = open_store(mixed, cache=f"cache-{moment}").folder
+        assert contents(folder) == whole
+        assert not (folder / "units").exists()
+    assert moment == 2 * (1 + 4 * UNITS + 1)  # plan, each shard's three files and mark, manifest
 
 
 # --- data sets saved to a disk ---
@@ -254,7 +257,7 @@ def test_arrow_file_gives_several_shards_and_goes_on_in_its_middle(mixed, refere
     table = pa.table({"text": [document(i) for i in range(60)]})
     with pa.ipc.new_stream(str(mixed / "texts" / "a.arrow"), table.schema) as writer:
         writer.write_table(table, max_chunksize=7)
-    assert process(mixed, 0, moment=2 * (2 + 4 * 3)).wait() == -signal.SIGKILL  # after three shards
+    assert process(mixed, 0, moment=2 * (1 + 4 * 3)).wait() == -signal.SIGKILL  # after three shards
     store = open_store(mixed)
     assert contents(store.folder) == reference(mixed)
     assert [shard.documents for shard in store.manifest.shards] == [7] * 8 + [4]
@@ -326,7 +329,7 @@ def test_bad_records_stop_the_build_by_default(tmp_path):
 def test_what_is_skipped_does_not_depend_on_interruptions(tmp_path, monkeypatch):
     write_bad(tmp_path)
     whole = contents(open_store(tmp_path, cache="whole", on_bad_record="skip").folder)
-    write, passed = build.write_atomic, 0
+    write, passed = unfinished.write_atomic, 0
 
     class Killed(BaseException):
         pass
@@ -338,7 +341,7 @@ def test_what_is_skipped_does_not_depend_on_interruptions(tmp_path, monkeypatch)
             raise Killed
         write(*arguments)
 
-    monkeypatch.setattr(build, "write_atomic", stop)
+    patch_writes(monkeypatch, stop)
     for attempt in range(100):
         passed = 0
         try:
@@ -403,7 +406,7 @@ def test_compressed_file_that_ends_with_a_shard_leaves_no_empty_one(tmp_path):
     assert [shard.documents for shard in store.manifest.shards] == [2] * 4
 
 
-@pytest.mark.parametrize("moment", [9, 16, 22, 29, 36, 43])
+@pytest.mark.parametrize("moment", [7, 14, 20, 27, 34, 41])
 def test_killed_build_of_compressed_files_goes_on_and_gives_the_same_bytes(tmp_path, reference, moment):
     write_compressed(tmp_path)
     assert process(tmp_path, 0, moment=moment).wait() == -signal.SIGKILL
@@ -412,11 +415,11 @@ def test_killed_build_of_compressed_files_goes_on_and_gives_the_same_bytes(tmp_p
 
 def test_records_of_finished_shards_are_not_read_as_records_again(tmp_path, monkeypatch):
     write_compressed(tmp_path)
-    process(tmp_path, 0, moment=2 * (2 + 4 * 3)).wait()  # after two shards of the second file
+    process(tmp_path, 0, moment=2 * (1 + 4 * 3)).wait()  # after two shards of the second file
     folder = store_folder(tmp_path)
     done = sum(
         piece["records"]
-        for path in (folder / "units").glob("000001*")
+        for path in (folder / "units").glob("000001*.json")
         for piece in json.loads(path.read_bytes())["ranges"]
     )
     assert done > 1
@@ -451,17 +454,17 @@ def test_bad_record_in_a_later_shard_of_a_compressed_file_names_its_line(tmp_pat
 
 
 def test_build_of_compressed_files_is_estimated_by_their_own_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "_ESTIMATED_BYTES", 100)
+    monkeypatch.setattr(estimate, "_ESTIMATED_BYTES", 100)
     write_compressed(tmp_path)
     source, tokenizer = file_input(tmp_path), TextTokenizer(tmp_path / "tokenizer")
     (piece, size) = source.sample(source.units(SHARD_BYTES)[1], 300)
     assert len(list(piece)) < 35 and 0 < size <= (tmp_path / "texts" / "b.json.gz").stat().st_size
     with pytest.raises(ConfigError, match="would take about"):
-        open_or_build(source, tokenizer, tmp_path / "cache", SHARD_BYTES, max_minutes=0)
+        open_or_build(source, tokenizer, tmp_path / "cache", SHARD_BYTES, building=Building(max_minutes=0))
 
 
 def test_shard_that_was_lost_or_cut_before_the_end_is_made_again(mixed, reference):
-    process(mixed, 0, moment=2 * 22).wait()  # after five shards
+    process(mixed, 0, moment=2 * 21).wait()  # after five shards
     folder = store_folder(mixed)
     assert len(unit_inodes(folder)) == 15
     (folder / "000001-000.bin").unlink()
@@ -472,13 +475,13 @@ def test_shard_that_was_lost_or_cut_before_the_end_is_made_again(mixed, referenc
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"files": 3}'])
 def test_damaged_plan_starts_the_build_anew(mixed, reference, damage):
-    process(mixed, 0, moment=2 * 12).wait()
+    process(mixed, 0, moment=2 * 11).wait()
     (store_folder(mixed) / "plan.json").write_bytes(damage)
     assert contents(open_store(mixed).folder) == reference(mixed)
 
 
 def test_files_with_other_times_start_an_unfinished_build_anew(mixed, reference, caplog):
-    process(mixed, 0, moment=2 * 22).wait()
+    process(mixed, 0, moment=2 * 21).wait()
     folder = store_folder(mixed)
     (folder / "000099-000.bin").write_bytes(b"of a plan with more units")
     # Same size, other lines: the cuts may differ, so nothing of the first plan may stay.
@@ -530,27 +533,31 @@ def read_until(builder: subprocess.Popen, pattern: str) -> str:
     raise AssertionError(f"the process ended without a line {pattern!r}")
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_of_several_processes_one_builds_and_the_others_say_whom_they_wait_for(mixed, reference, number):
+@pytest.mark.parametrize("number", [2, 6])
+def test_several_builders_share_the_work_and_say_whom_they_wait_for(mixed, reference, number):
     """H02."""
     builders = [process(mixed, seconds=0.15) for _ in range(number)]
     outputs = [builder.communicate(timeout=60)[0] for builder in builders]
     assert [builder.returncode for builder in builders] == [0] * number, outputs
-    stores = {re.search(r"^store .*", output, re.M).group() for output in outputs}
-    assert len(stores) == 1
-    (winner,) = [builder.pid for builder, output in zip(builders, outputs, strict=True) if "built in" in output]
-    for builder, output in zip(builders, outputs, strict=True):
-        if builder.pid != winner:
-            assert re.search(rf"waiting for its store, built by process {winner} on \S+: unit \d of {UNITS}, ", output)
+    assert len({re.search(r"^store .*", output, re.M).group() for output in outputs}) == 1
+    assert sum("built in" in output for output in outputs) == 1
+    waits = [
+        re.findall(rf"waiting for \d units that other builders hold; \d of {UNITS} units done", o) for o in outputs
+    ]
+    assert sum(map(bool, waits)) >= number - 1  # but for the one that closes the store
+    built = [int(re.search(r"built (\d+)", output).group(1)) for output in outputs]
+    assert sum(built) == UNITS
+    assert max(built) <= UNITS - number + 1  # each had a part in it
     assert contents(store_folder(mixed)) == reference(mixed)
+    assert not (store_folder(mixed) / "units").exists()
 
 
-def test_waiting_process_goes_on_where_a_killed_builder_stopped(mixed, reference):
+def test_waiting_builder_takes_over_the_unit_of_a_killed_one(mixed, reference):
     first = process(mixed, seconds=0.5)
-    read_until(first, "tokenizing, unit [2-9]")
+    read_until(first, "tokenizing, [1-9] of 8")
     others = [process(mixed, seconds=0.01) for _ in range(2)]
     for other in others:
-        read_until(other, f"waiting for its store, built by process {first.pid} ")
+        read_until(other, "waiting for 1 units that other builders hold; 7 of 8 units done")
     finished = unit_inodes(store_folder(mixed))
     first.kill()
     first.wait()
@@ -558,7 +565,8 @@ def test_waiting_process_goes_on_where_a_killed_builder_stopped(mixed, reference
     assert [other.returncode for other in others] == [0, 0], outputs
     assert sum("built in" in output for output in outputs) == 1
     assert contents(store_folder(mixed)) == reference(mixed)
-    assert finished
+    assert not (store_folder(mixed) / "units").exists()
+    assert len(finished) == 3 * (UNITS - 1)
     for name, mark in finished.items():
         path = store_folder(mixed) / name
         assert (path.stat().st_ino, path.stat().st_mtime_ns) == mark
@@ -739,7 +747,7 @@ def test_neither_texts_nor_store_is_an_error_with_the_path(mixed):
 
 
 def test_unfinished_store_is_never_used_when_the_texts_are_gone(mixed):
-    process(mixed, 0, moment=2 * 22).wait()
+    process(mixed, 0, moment=2 * 21).wait()
     shutil.rmtree(mixed / "texts")
     with pytest.raises(InputError, match="has no finished store"):
         open_store(mixed)
@@ -861,8 +869,8 @@ def read_only(monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(build.filelock.FileLock, "acquire", refuse)
-    monkeypatch.setattr(build, "write_atomic", refuse)
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    patch_writes(monkeypatch, refuse)
 
 
 def test_finished_store_on_a_read_only_disk_is_used(mixed, monkeypatch, caplog):
@@ -879,14 +887,14 @@ def test_finished_store_on_a_read_only_disk_is_used(mixed, monkeypatch, caplog):
 
 
 def test_unfinished_store_on_a_read_only_disk_is_refused(mixed, monkeypatch):
-    process(mixed, 0, moment=2 * 22).wait()
+    process(mixed, 0, moment=2 * 21).wait()
     read_only(monkeypatch)
     with pytest.raises(StoreError, match=r"not finished and cannot be built here \(.*Read-only file system"):
         open_store(mixed)
 
 
 def test_full_disk_is_a_store_error_and_the_build_goes_on_later(mixed, monkeypatch, reference):
-    write = build.write_atomic
+    write = unfinished.write_atomic
     written = []
 
     def full(path, data):
@@ -895,10 +903,10 @@ def test_full_disk_is_a_store_error_and_the_build_goes_on_later(mixed, monkeypat
         written.append(path)
         write(path, data)
 
-    monkeypatch.setattr(build, "write_atomic", full)
+    patch_writes(monkeypatch, full)
     with pytest.raises(StoreError, match="No space left on device.*a folder with room"):
         open_store(mixed)
-    monkeypatch.setattr(build, "write_atomic", write)
+    patch_writes(monkeypatch, write)
     assert contents(open_store(mixed).folder) == reference(mixed)
 
 
@@ -1125,7 +1133,8 @@ def test_labels_of_an_epoch_are_each_token_but_the_first_of_each_shard_once(mixe
 # --- how far it is ---
 
 LINE = re.compile(
-    r"source 'web': tokenizing, unit (\d+) of (\d+), ([\d,]+) documents, ([\d,]+) tokens, ([\d,]+) tokens/s, "
+    r"source 'web': tokenizing, (\d+) of (\d+) units done, [\d.]+ MB, ([\d,]+) documents, ([\d,]+) tokens, "
+    r"([\d,]+) tokens/s, "
     r"about ([\d,]+) s left"
 )
 
@@ -1142,7 +1151,7 @@ class Clock:
 @pytest.fixture
 def slow(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(build.time, "monotonic", clock)
+    monkeypatch.setattr(progress.time, "monotonic", clock)
     monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 1)
 
     def tokenizer(folder):
@@ -1164,12 +1173,12 @@ def test_slow_build_logs_documents_tokens_speed_and_time_left(tmp_path, slow, ca
     with caplog.at_level(logging.INFO):
         open_or_build(file_input(tmp_path), slow(tmp_path), tmp_path / "cache", sum(corpus.line_bytes) // 10 + 1)
     lines = log_lines(caplog)
-    assert len(lines) == 10  # one for each 10 s of 100 s
+    assert len(lines) in (9, 10)  # one for each 10 s of 100 s; the next batch is at work while one is counted
     for unit, units, documents, tokens, rate, left in lines:
         assert units == 10
         assert abs(unit - ((documents - 1) // 10 + 1)) <= 1
         assert tokens == 11 * documents
-        assert rate == 11
+        assert rate in (10, 11)
         assert left == pytest.approx(100 - documents, abs=8 if unit > 1 else 60)  # before any unit is done, a guess
     assert re.search(r"source 'web': 100 documents, 1,100 tokens in 10 shards, built in 100 s: ", caplog.text)
 
@@ -1206,7 +1215,7 @@ def test_speed_and_time_left_of_a_continued_build_are_of_this_run(tmp_path, slow
     for _, _, documents, tokens, rate, left in lines:
         assert documents > 60
         assert tokens == 11 * documents  # of the whole store
-        assert rate == 11  # of this run
+        assert rate in (10, 11)  # of this run
         assert left == pytest.approx(100 - documents, abs=9)
 
 
@@ -1217,9 +1226,9 @@ def test_terminal_shows_a_bar_and_no_lines(mixed, monkeypatch, caplog, continued
             return True
 
     if continued:
-        process(mixed, 0, moment=2 * 22).wait()
+        process(mixed, 0, moment=2 * 21).wait()
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(build, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 1)
     before = Counted(mixed / "tokenizer", lambda texts: time.sleep(0.02))
     with caplog.at_level(logging.INFO):
@@ -1231,15 +1240,6 @@ def test_terminal_shows_a_bar_and_no_lines(mixed, monkeypatch, caplog, continued
     assert (shown[0] > 50) == continued
     assert shown[-1] > 90
     assert not log_lines(caplog)
-
-
-def test_progress_of_a_builder_can_be_read_by_those_who_wait(mixed):
-    assert build._progress_of(mixed) == "whose builder has not said yet how far it is"
-    (mixed / "progress.json").write_text("[]")
-    assert build._progress_of(mixed) == "whose builder has not said yet how far it is"
-    content = {"host": "h", "pid": 7, "unit": 0, "units": 1200, "documents": 5000, "tokens": 10**6}
-    (mixed / "progress.json").write_text(json.dumps(content))
-    assert build._progress_of(mixed) == "built by process 7 on h: unit 1 of 1,200, 5,000 documents, 1,000,000 tokens"
 
 
 def test_manifest_is_a_function_of_the_input_alone(mixed):
@@ -1267,7 +1267,7 @@ def test_a_build_of_unknown_size_ends_at_the_limit_and_is_continued(tmp_path):
         return RecordInput("hub", {"dataset": "hub"}, lambda: iter([f"{i}_0" for i in range(60)]), lambda text: text)
 
     with pytest.raises(ConfigError, match="not done after data.max_build_minutes = 0; what is done is kept"):
-        open_or_build(source(), tokenizer, tmp_path, 40, max_minutes=0)
+        open_or_build(source(), tokenizer, tmp_path, 40, building=Building(max_minutes=0))
     assert len(list(tmp_path.glob("hub/*/units/*.json"))) == 1
     whole = open_or_build(source(), tokenizer, tmp_path, 40)
     assert whole.num_documents == 60

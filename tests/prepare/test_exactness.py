@@ -15,7 +15,7 @@ from zephon_patches.cli.__main__ import main
 from zephon_patches.config import DataConfig
 from zephon_patches.errors import ConfigError
 from zephon_patches.prepare import exactness, tokenizers
-from zephon_patches.prepare.build import open_or_build
+from zephon_patches.prepare.build import Building, open_or_build
 from zephon_patches.prepare.encoding import Encoder
 from zephon_patches.prepare.engines import FastokensEngine, TokenizersEngine, UnsuitableEngine
 from zephon_patches.prepare.exactness import DISTRUSTED, EngineDistrusted, Sampling, compare, is_distrusted
@@ -123,7 +123,7 @@ def test_an_error_in_a_document_that_the_sample_does_not_cover_is_missed_unless_
 def test_exact_is_an_option_of_prepare(folder, tmp_path, expected, monkeypatch, capsys):
     plant(monkeypatch, lambda text: "gnu" in text)
     arguments = ["prepare", "--source", f"web={folder / 'texts'}", "--tokenizer", str(folder / "tokenizer")]
-    arguments += ["--cache-dir", str(tmp_path), "--shard-bytes", str(SHARD_BYTES), "--exact"]
+    arguments += ["--cache-dir", str(tmp_path), "--shard-bytes", str(SHARD_BYTES), "--exact", "--workers", "1"]
     assert main(arguments) == 0
     [store] = (tmp_path / "web").iterdir()
     assert is_distrusted(store)
@@ -223,6 +223,43 @@ def test_a_difference_that_does_not_come_again_is_one_too(folder, tmp_path, expe
     assert report["found"] != report["expected"]
 
 
+PLANTED_LIBRARY = """
+import numpy as np
+from tokenizers import Tokenizer as Reference
+
+
+class Tokenizer:
+    @staticmethod
+    def from_json_str(content):
+        made = Tokenizer()
+        made.reference = Reference.from_str(content)
+        return made
+
+    def encode_batch_flat(self, texts, add_special_tokens):
+        parts = [encoding.ids for encoding in self.reference.encode_batch(texts)]
+        for text, ids in zip(texts, parts):
+            if "gnu" in text or "last" in text:
+                ids[-1] += 1
+        offsets = np.cumsum([0, *map(len, parts)]).astype("<u8")
+        return np.concatenate([*parts, []]).astype("<u4").tobytes(), offsets.tobytes()
+"""
+
+
+def test_worker_processes_make_again_what_each_of_them_made(folder, tmp_path, expected, monkeypatch, capfd):
+    """One worker makes the document with the missed error, and it may be another one that is caught."""
+    package = tmp_path / "library" / "fastokens"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "_native.py").write_text(PLANTED_LIBRARY)
+    monkeypatch.syspath_prepend(package.parent)  # which workers are told
+    source = FileInput(SourceConfig(name="web", path=str(folder / "texts")))
+    tokenizer = TextTokenizer(folder / "tokenizer")
+    store = open_or_build(source, tokenizer, tmp_path / "cache", SHARD_BYTES, building=Building(workers=2))
+    assert is_distrusted(store.folder)
+    assert files_of(store) == expected
+    assert "for the text 'last'" in capfd.readouterr().err
+
+
 # --- which engine ---
 
 
@@ -312,10 +349,12 @@ def test_without_documents_nothing_is_compared():
 def test_encoder_says_who_differed(folder, tmp_path, monkeypatch):
     plant(monkeypatch, lambda text: "gnu" in text)
     encoder = Encoder(TextTokenizer(folder / "tokenizer"), tmp_path, "web")
+    encoder.load()
     encoder.check_trusted()
     exactness.distrust(tmp_path, {})
     with pytest.raises(EngineDistrusted, match=r"planted 1\.0"):
         encoder.check_trusted()
     again = Encoder(TextTokenizer(folder / "tokenizer"), tmp_path, "web")
+    again.load()
     assert again.is_proven
     again.check_trusted()

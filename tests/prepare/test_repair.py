@@ -12,10 +12,11 @@ from tests.prepare.stores import SHARD_BYTES, contents, document, file_input, op
 from tests.prepare.test_build import Counted, open_records, records_input
 from zephon_patches.config import SourceConfig
 from zephon_patches.errors import StoreError
-from zephon_patches.prepare.build import open_or_build, store_locked
+from zephon_patches.prepare.build import open_or_build
 from zephon_patches.prepare.repair import reopen_store
 from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.prepare.unfinished import store_locked
 from zephon_patches.store.verify import verify_store
 
 

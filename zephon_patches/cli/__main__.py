@@ -8,24 +8,33 @@ import argparse
 import logging
 import sys
 
-from zephon_patches.cli import prepare, verify
 from zephon_patches.errors import ZephonError
 
 __all__ = ["main"]
 
+_INTERRUPTED = 130  # as shells have it: 128 and the number of SIGINT
+
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="zephon-data", description="Works with the data of training runs.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    prepare.add_to(commands)
-    verify.add_to(commands)
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    command = ""
     try:
+        # Here, since Ctrl-C may come while they are imported.
+        from zephon_patches.cli import prepare, verify
+
+        parser = argparse.ArgumentParser(prog="zephon-data", description="Works with the data of training runs.")
+        commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+        prepare.add_to(commands)
+        verify.add_to(commands)
+        arguments = parser.parse_args(argv)
+        command = f" {arguments.command}"
+        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
         return int(arguments.run(arguments))
     except ZephonError as error:
-        print(f"zephon-data {arguments.command}: {error}", file=sys.stderr)
+        print(f"zephon-data{command}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"zephon-data{command}: interrupted; the same command goes on from here", file=sys.stderr)
+        return _INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@
     zephon-data prepare --source web=/data/web --tokenizer assets/tokenizer --cache-dir /fast/tokens
 
 A run finds the finished store by the content of its input, tokenizer and settings. A store that is finished already
-is left alone, and one that was interrupted is continued.
+is left alone, and one that was interrupted is continued. Any number of these commands may run at once, on any machines
+that share the cache folder; they share the work. Of a Slurm array:
+
+    zephon-data prepare --config my.toml --part $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT
 """
 
 import argparse
@@ -12,11 +15,18 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
+from zephon_patches.cli.table import aligned
 from zephon_patches.config import Data, DataConfig, SourceConfig, TokenizerEngine, data_config_from_table
-from zephon_patches.errors import ConfigError
-from zephon_patches.prepare.build import open_or_build, tokenizer_for
+from zephon_patches.errors import ConfigError, StoreError
+from zephon_patches.prepare.build import Building, Outlook, build_part, look_at, open_or_build, tokenizer_for
+from zephon_patches.prepare.builder import Part
+from zephon_patches.prepare.parallel import cores
 from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.store.indexed import HEADER
+from zephon_patches.store.reader import TokenStore
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -58,23 +68,128 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes that tokenize (all cores that the process may use)"
+    )
+    parser.add_argument(
+        "--part",
+        metavar="I/N",
+        help="build only every N-th unit of work, from unit I on, 0 <= I < N: for array jobs, which may run at once",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=["local", "ray"],
+        default="local",
+        help="local: processes of this machine; ray: tasks of a Ray cluster, --workers does not matter (local)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be built, and write nothing")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     data, tokenizer = _settings(arguments)
+    workers = cores() if arguments.workers is None else arguments.workers
+    if workers < 1:
+        raise ConfigError(f"--workers {workers}: expected at least 1")
+    part = None if arguments.part is None else _part(arguments.part)
     encoder = TextTokenizer(tokenizer, data.tokenizer_engine, arguments.exact)
-    for source in [*data.sources, *data.validation_sources]:
-        files = FileInput(source)
-        store = open_or_build(files, tokenizer_for(files, data, encoder), data.cache_dir, data.shard_bytes)
-        manifest = store.manifest
-        print(
-            f"{source.name}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in "
-            f"{len(manifest.shards):,} shards: {store.folder}"
-        )
-        for reason, count in manifest.skipped.items():
-            print(f"{source.name}: {count:,} records skipped ({reason})")
+    sources = [*data.sources, *data.validation_sources]
+    inputs = [FileInput(source) for source in sources]
+    roles = ["training"] * len(data.sources) + ["validation"] * len(data.validation_sources)
+    encoders = [tokenizer_for(files, data, encoder) for files in inputs]
+    where = data.cache_dir, data.shard_bytes
+    if arguments.dry_run:
+        outlooks = [look_at(files, ends, *where) for files, ends in zip(inputs, encoders, strict=True)]
+        print(_plan_table([source.name for source in sources], outlooks))
+        return 0
+    building = Building(workers=workers, on_ray=arguments.engine == "ray")
+    stores: list[tuple[str, str, TokenStore]] = []
+    for source, role, files, ends in zip(sources, roles, inputs, encoders, strict=True):
+        if part is None:
+            stores.append((source.name, role, open_or_build(files, ends, *where, building=building)))
+            continue
+        done = build_part(files, ends, *where, part, building)
+        if isinstance(done, TokenStore):
+            stores.append((source.name, role, done))
+        else:
+            print(
+                f"{source.name}: part {arguments.part} is done, and the store is not closed: {done}; the last part to "
+                "be done closes it, or the same command without --part, which builds what is missing"
+            )
+    if stores:
+        print(_summary_table(stores))
     return 0
+
+
+def _part(text: str) -> Part:
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ConfigError(f"--part {text}: expected I/N with 0 <= I < N, such as 0/8, the first of eight parts")
+    return Part(int(index), int(count))
+
+
+def _summary_table(stores: list[tuple[str, str, TokenStore]]) -> str:
+    """What the stores hold; validation sources have no share of the training data."""
+    header = ["source", "role", "documents", "tokens", "mean", "largest", "share", "shards", "skipped", "folder"]
+    total = sum(store.num_tokens for _, role, store in stores if role == "training")
+    rows = []
+    for name, role, store in stores:
+        skipped = [f"{count:,} {reason}" for reason, count in store.manifest.skipped.items()]
+        rows.append(
+            [
+                name,
+                role,
+                f"{store.num_documents:,}",
+                f"{store.num_tokens:,}",
+                f"{store.num_tokens / max(store.num_documents, 1):,.1f}",
+                f"{_largest_document(store):,}",
+                f"{100 * store.num_tokens / max(total, 1):.1f} %" if role == "training" else "-",
+                f"{len(store.tokens_per_shard):,}",
+                ", ".join(skipped) or "-",
+                str(store.folder),
+            ]
+        )
+    return aligned(header, rows, left=("source", "role", "skipped", "folder"))
+
+
+def _largest_document(store: TokenStore) -> int:
+    """Tokens of the longest document; reads 4 bytes a document, from the indexes.
+
+    Raises:
+        StoreError: An index is missing or cut off.
+    """
+    largest = 0
+    for shard in store.manifest.shards:
+        path = store.folder / f"{shard.name}.idx"
+        try:
+            lengths = np.fromfile(path, "<i4", shard.documents, offset=HEADER.size)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read ({error}); zephon-data verify finds all damage") from None
+        if len(lengths) != shard.documents:
+            raise StoreError(f"{path}: cut off; zephon-data verify finds all damage")
+        largest = max(largest, int(lengths.max(initial=0)))
+    return largest
+
+
+def _plan_table(names: list[str], outlooks: list[Outlook]) -> str:
+    """What would be built."""
+    header = ["source", "store", "units done", "units", "input MB", "left MB", "minutes", "folder"]
+    rows = []
+    for name, outlook in zip(names, outlooks, strict=True):
+        state = "finished" if outlook.finished else "partly built" if outlook.started else "not begun"
+        rows.append(
+            [
+                name,
+                state,
+                "-" if outlook.finished else f"{outlook.finished_units:,}",
+                "-" if outlook.finished else f"{outlook.units:,}",
+                f"{outlook.bytes / 1e6:,.1f}",
+                f"{outlook.missing_bytes / 1e6:,.1f}",
+                f"{outlook.minutes:,.1f}",
+                str(outlook.folder),
+            ]
+        )
+    return aligned(header, rows, left=("source", "store", "folder"))
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:

@@ -16,7 +16,7 @@ from zephon_patches.loader.workers import Delivery
 from zephon_patches.mapping import Topology
 from zephon_patches.order.global_order import GlobalOrder
 from zephon_patches.order.shuffle import SourceOrder
-from zephon_patches.prepare.build import open_or_build, tokenizer_for
+from zephon_patches.prepare.build import Building, open_or_build, tokenizer_for
 from zephon_patches.prepare.shards import FileInput, Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.samples.chunking import num_samples
@@ -24,7 +24,8 @@ from zephon_patches.store.reader import TokenStore
 
 __all__ = ["build_evaluation_loader", "build_loader"]
 
-# Seconds that other ranks leave to rank 0 to start building, so that the bar is where people look.
+# Seconds that other ranks leave to rank 0 to start building, so that the bar is where people look. Of each further
+# machine, one rank joins in then; it tokenizes with threads on all the machine's cores.
 _PATIENCE = 3.0
 
 
@@ -164,7 +165,7 @@ def _open(
             config.cache_dir,
             config.shard_bytes,
             patience,
-            config.max_build_minutes,
+            Building(one_per_machine=True, max_minutes=config.max_build_minutes),
         )
         for source in inputs
     ]

@@ -50,27 +50,34 @@ class Encoder:
 
     Args:
         tokenizer: Its settings say which engine is wanted, and whether every document is compared.
-        store: Folder of the store.
+        store: Folder of the store; None for an estimate, for which nothing is compared.
         name: Of the source, for messages.
-
-    Raises:
-        ConfigError: An engine was asked for by its name and cannot serve.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, store: Path, name: str) -> None:
+    def __init__(self, tokenizer: TextTokenizer, store: Path | None, name: str) -> None:
         self._reference = tokenizer
         self._store = store
         self._name = name
-        self._fast = None if is_distrusted(store) else tokenizer.fast()
+        self._fast: TextTokenizer | None = None
+        self._loaded = False
+
+    def load(self) -> None:
+        """Loads the engine, which may take seconds, and compares it on nasty texts; left out, it is done when needed.
+
+        Raises:
+            ConfigError: An engine was asked for by its name and cannot serve.
+        """
+        if self._loaded:
+            return
+        self._loaded = True
+        if self._store is not None and is_distrusted(self._store):
+            return
+        self._fast = self._reference.fast()
         if self._fast is not None:
             try:
-                self._compare(tokenizer.nasty_texts())
+                self._compare(self._reference.nasty_texts())
             except EngineDistrusted:
                 self._fast = None
-
-    @property
-    def engine_name(self) -> str:
-        return (self._fast or self._reference).engine_name
 
     @property
     def is_proven(self) -> bool:
@@ -83,9 +90,9 @@ class Encoder:
         Raises:
             EngineDistrusted: Another builder of the store found its engine to differ.
         """
-        if not self.is_proven and is_distrusted(self._store):
-            logger.info("source %r: another builder found %s to differ", self._name, self.engine_name)
-            raise EngineDistrusted(self.engine_name)
+        if self._fast is not None and not self.is_proven and self._store is not None and is_distrusted(self._store):
+            logger.info("source %r: another builder found %s to differ", self._name, self._fast.engine_name)
+            raise EngineDistrusted(self._fast.engine_name)
 
     def batches(self, piece: Piece) -> Iterator[EncodedBatch]:
         """Reads a piece to its end, and encodes its documents.
@@ -95,6 +102,7 @@ class Encoder:
             EngineDistrusted: The engine differed from the reference. Nothing of it may be used, from this piece or
                 another; an ``Encoder`` that is made anew uses the reference.
         """
+        self.load()
         sampling = Sampling(self._compare)
         # While one batch is encoded, which needs no Python, the next one is read.
         with ThreadPoolExecutor(1, thread_name_prefix="encoder") as thread:
@@ -128,6 +136,8 @@ class Encoder:
 
     def _compare(self, texts: Sequence[str], *encoded: Any) -> None:
         """As ``compare``; a difference is told to all builders and users, and raised."""
+        if self._store is None:
+            return
         assert self._fast is not None
         report = compare(self._fast, self._reference, texts, *encoded)
         if report is not None:

@@ -10,13 +10,12 @@ If the input's times changed since, the next build starts anew, as with every un
 
 import json
 import shlex
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 from zephon_patches.errors import StoreError
-from zephon_patches.prepare.build import PLAN, UNITS, record_json, store_locked
-from zephon_patches.store.atomic import sync_folder, write_atomic
+from zephon_patches.prepare.unfinished import PLAN, UNITS, Unfinished, store_locked
+from zephon_patches.store.atomic import sync_folder
 from zephon_patches.store.manifest import MANIFEST, Manifest
 from zephon_patches.store.verify import Damage, verify_store
 
@@ -72,15 +71,14 @@ def _reopen(folder: Path, manifest: Manifest, damaged: set[int]) -> None:
     if sorted(units) != list(range(len(units))):
         raise StoreError(f"{folder}: its units are not numbered from 0; it cannot be repaired")
     _check_plan(folder, manifest)
-    shutil.rmtree(folder / UNITS, ignore_errors=True)  # of a builder that was killed at its very end
-    (folder / UNITS).mkdir()
+    store = Unfinished(folder)
+    (folder / UNITS).mkdir(exist_ok=True)
+    store.forget_all()  # what a builder that was killed at its very end left
     lost = []
     for shards in units.values():
         sound = next((i for i, number in enumerate(shards) if number in damaged), len(shards))
         for number in shards[:sound]:
-            record = manifest.shards[number]
-            path = folder / UNITS / f"{record.name}.json"
-            write_atomic(path, record_json(record, last=number == shards[-1]))
+            store.mark(manifest.shards[number], last=number == shards[-1])
         lost += shards[sound:]
     (folder / MANIFEST).unlink()
     sync_folder(folder)
