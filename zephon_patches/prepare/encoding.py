@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,16 +104,14 @@ class Encoder:
         """
         self.load()
         sampling = Sampling(self._compare)
+        batches = _batches(piece)
+        batch = next(batches, None)
         # While one batch is encoded, which needs no Python, the next one is read.
         with ThreadPoolExecutor(1, thread_name_prefix="encoder") as thread:
-            encoding: Future[EncodedBatch] | None = None
-            for batch in _batches(piece):
-                started = thread.submit(self._encode, batch, piece, sampling)
-                if encoding is not None:
-                    yield encoding.result()
-                encoding = started
-            if encoding is not None:
-                yield encoding.result()
+            while batch is not None:
+                encoded = thread.submit(self._encode, batch, piece, sampling)
+                batch = next(batches, None)
+                yield encoded.result()
         sampling.finish()
 
     def _encode(self, batch: _Batch, piece: Piece, sampling: Sampling) -> EncodedBatch:
