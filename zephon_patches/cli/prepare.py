@@ -22,7 +22,6 @@ from zephon_patches.config import Data, DataConfig, SourceConfig, TokenizerEngin
 from zephon_patches.errors import ConfigError, StoreError
 from zephon_patches.prepare.build import Building, Outlook, build_part, look_at, open_or_build, tokenizer_for
 from zephon_patches.prepare.builder import Part
-from zephon_patches.prepare.parallel import cores
 from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.store.indexed import HEADER
@@ -69,7 +68,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes that tokenize (all cores that the process may use)"
+        "--workers", type=int, metavar="N", help="processes that tokenize (as many as are of use, at most one a core)"
     )
     parser.add_argument(
         "--part",
@@ -88,8 +87,8 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     data, tokenizer = _settings(arguments)
-    workers = cores() if arguments.workers is None else arguments.workers
-    if workers < 1:
+    workers = arguments.workers
+    if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: expected at least 1")
     part = None if arguments.part is None else _part(arguments.part)
     encoder = TextTokenizer(tokenizer, data.tokenizer_engine, arguments.exact)

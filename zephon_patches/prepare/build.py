@@ -44,8 +44,8 @@ _POLL_SECONDS = 0.2
 class Building:
     """Who builds, where a store is not finished; others may build along in any of these ways."""
 
-    workers: int = 1
-    """Processes; 1 builds in this one, with the tokenizers library's threads"""
+    workers: int | None = 1
+    """Processes; 1 builds in this one, with the tokenizer's threads; None as many as are of use, at most one a core"""
     one_per_machine: bool = False
     """Whether to leave the building to another process of this machine where one is at it, and wait"""
     on_ray: bool = False
@@ -263,16 +263,16 @@ def _build(builder: Builder, building: Building) -> Standing | None:
         _announce(builder, units, todo, sum(sizes[number] for number in todo), building.max_minutes)
         with closing(Progress(source.name, store, sizes)) as progress:
             builder.on_progress, builder.on_wait = progress.update, progress.show
-            _build_elsewhere(builder, todo, building, progress)
+            _build_elsewhere(builder, todo, sum(sizes[number] for number in todo), building, progress)
             if builder.build(units, progress.standing):
                 return None
             progress.standing.update()
             return progress.standing
 
 
-def _build_elsewhere(builder: Builder, todo: Sequence[int], building: Building, progress: Progress) -> None:
+def _build_elsewhere(builder: Builder, todo: Sequence[int], size: int, building: Building, progress: Progress) -> None:
     """Lets other processes build, where there are to be some."""
-    processes, threads = parallel.share_out(building.workers, len(todo))
+    processes, threads = parallel.share_out(building.workers, len(todo), size)
     if processes == 1 and not building.on_ray:
         return
     job = builder.job()
