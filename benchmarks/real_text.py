@@ -6,7 +6,7 @@ Text is what lies around on a machine with Python packages and documentation: so
 notes; no network. Each file is one document; copies are left out. In the folder there are then
 
     jsonl/, parquet/, zst/   the same documents in each format: {"text": ..., "path": ...}
-    bpe32k/                  a byte-level BPE of 32,000 entries with Llama 3's pattern, trained on a tenth of the text
+    bpe32k/, bpe2k/          byte-level BPEs of 32,000 and 2,048 entries with Llama 3's pattern, trained on some of the text
     llama3/, llama3_ranks/   Llama 3's 128k entries as tokenizer.json, and as ranks, if llama-models is installed
                              (--llama-models FOLDER names another site-packages folder that has it)
 
@@ -74,8 +74,9 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.folder / "parquet").is_dir():
         write_text(args.folder, args.megabytes * 1_000_000)
-    if not (args.folder / "bpe32k").is_dir():
-        train_bpe(args.folder)
+    for name, entries, share in (("bpe32k", 32_000, 10), ("bpe2k", 2048, 100)):
+        if not (args.folder / name).is_dir():
+            train_bpe(args.folder, name, entries, share)
     if not (args.folder / "llama3_ranks").is_dir():
         write_llama3(args.folder, args.llama_models)
     parts = list((args.folder / "jsonl").iterdir())
@@ -137,17 +138,17 @@ def write_part(folder: Path, number: int, part: list[tuple[str, str]]) -> None:
     pq.write_table(table, folder / "parquet" / f"{number:03d}.parquet", row_group_size=1000)
 
 
-def train_bpe(folder: Path) -> None:
+def train_bpe(folder: Path, name: str, entries: int, share: int) -> None:
     tokenizer = new_bpe(models.BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=32_000,
+        vocab_size=entries,
         special_tokens=["<|bos|>", "<|eos|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    lines = (line for part in sorted((folder / "jsonl").iterdir()) for line in part.read_bytes().splitlines()[::10])
+    lines = (line for part in sorted((folder / "jsonl").iterdir()) for line in part.read_bytes().splitlines()[::share])
     tokenizer.train_from_iterator((orjson.loads(line)["text"] for line in lines), trainer)
-    save(tokenizer, folder / "bpe32k", "<|bos|>", "<|eos|>")
+    save(tokenizer, folder / name, "<|bos|>", "<|eos|>")
 
 
 def write_llama3(folder: Path, packages: Path | None) -> None:

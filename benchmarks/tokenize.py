@@ -10,9 +10,9 @@ Each round measures, one after the other, in MB of text a second:
     process pool    a call of `tokenizers` for each document in a pool of CORES processes, as Megatron prepares data
     jsonl, ...      `zephon-data prepare`, a process of its own from its start to its end, with each format and engine
 
-The slow ones read the first --part megabytes only. Of our builds the peak memory is shown too: what all their processes
-hold together and alone (private; pages of files that the system may drop are not counted). Ratios are to the yardstick of
-the same round; the last lines are the medians.
+The slow ones read the first --part megabytes, or our build the first file. Of our builds the peak memory is shown too:
+what all their processes hold alone (pages of files, which the system may drop, do not count). Ratios are to the
+yardstick of the same round; the last lines are the medians.
 """
 
 import argparse
