@@ -6,7 +6,7 @@ Text is what lies around on a machine with Python packages and documentation: so
 notes; no network. Each file is one document; copies are left out. In the folder there are then
 
     jsonl/, parquet/, zst/   the same documents in each format: {"text": ..., "path": ...}
-    bpe32k/, bpe2k/          byte-level BPEs of 32,000 and 2,048 entries with Llama 3's pattern, trained on some of the text
+    bpe32k/, bpe2k/          byte-level BPEs of 32,000 and 2,048 entries with Llama 3's pattern, trained on a part
     llama3/, llama3_ranks/   Llama 3's 128k entries as tokenizer.json, and as ranks, if llama-models is installed
                              (--llama-models FOLDER names another site-packages folder that has it)
 
