@@ -117,6 +117,7 @@ class Builder:
         self._started = time.monotonic()
         self._waited = 0.0
         self._reported = float("-inf")
+        self._temporary: dict[int, list[Path]] | None = None
         self.on_progress: Callable[[Live], None] = lambda live: None
         self.on_wait: Callable[[], None] = lambda: None
 
@@ -232,24 +233,42 @@ class Builder:
             if complete:
                 return True
             self._waited = 0.0
-            self.store.begin(number, len(records))
+            self._remove_temporary(number)
             live = Live(unit=number)
-            skip = sum(piece.records for record in records for piece in record.ranges)
-            pieces = self.source.pieces(unit, self.shard_bytes, skip)
-            for part, piece in enumerate(pieces, start=len(records)):
-                live.shard, live.documents, live.tokens = f"{number:06d}-{part:03d}", 0, 0
-                with ShardWriter(self.folder, live.shard, self._dtype) as writer:
-                    for batch in encoded_batches(piece, self.tokenizer):
-                        writer.add(batch.tokens, batch.lengths, batch.origins)
-                        live.documents += len(batch.lengths)
-                        live.tokens += len(batch.tokens)
-                        live.unit_text_bytes += batch.text_bytes
-                        self.on_progress(live)
-                    record = writer.finish(piece.ranges, dict(Counter(reason for _, _, reason in piece.skipped)))
-                self.store.mark(record, piece.last, piece.skipped)
-                if not any(self.source.num_bytes(input_range) for input_range in unit):
-                    self._check_time()
+            while not complete:
+                before = len(records)
+                self._build_from(number, unit, records, live)
+                records, complete = self.store.shards(number)
+                if len(records) == before:
+                    raise StoreError(f"{self.folder}: shard {number:06d}-{before:03d} is not there as it was written")
             return True
+
+    def _build_from(self, number: int, unit: Unit, records: list[ShardRecord], live: Live) -> None:
+        """Builds the shards of a unit behind its first ones, up to its end or to a shard that is finished already."""
+        skip = sum(piece.records for record in records for piece in record.ranges)
+        pieces = self.source.pieces(unit, self.shard_bytes, skip)
+        for part, piece in enumerate(pieces, start=len(records)):
+            live.shard, live.documents, live.tokens = f"{number:06d}-{part:03d}", 0, 0
+            with ShardWriter(self.folder, live.shard, self._dtype) as writer:
+                for batch in encoded_batches(piece, self.tokenizer):
+                    writer.add(batch.tokens, batch.lengths, batch.origins)
+                    live.documents += len(batch.lengths)
+                    live.tokens += len(batch.tokens)
+                    live.unit_text_bytes += batch.text_bytes
+                    self.on_progress(live)
+                record = writer.finish(piece.ranges, dict(Counter(reason for _, _, reason in piece.skipped)))
+            self.store.mark(record, piece.last, piece.skipped)
+            if not any(self.source.num_bytes(input_range) for input_range in unit):
+                self._check_time()
+            if self.store.has(number, part + 1):  # the one before it was lost
+                return
+
+    def _remove_temporary(self, number: int) -> None:
+        """Removes what dead builders left of a unit; its lock is held."""
+        if self._temporary is None:  # one look at the folders serves all units until this builder has to wait
+            self._temporary = self.store.temporary()
+        for path in self._temporary.pop(number, []):
+            path.unlink(missing_ok=True)
 
     def wait(self, what: str, standing: Standing) -> None:
         """Waits a moment for others; says what for now and then.
@@ -258,6 +277,7 @@ class Builder:
             ConfigError: It took too long.
         """
         now = time.monotonic()
+        self._temporary = None
         self._waited = self._waited or now
         # Moments need no line, such as those of a thousand ranks that come at once.
         if now - self._waited >= _QUIET_SECONDS and now - self._reported >= _REPORT_SECONDS:

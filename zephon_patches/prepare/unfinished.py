@@ -37,6 +37,8 @@ PLAN, UNITS, SKIPPED, PLAN_LOCK = "plan.json", "units", "skipped.jsonl", "plan.l
 # To remove what is left of a finished build; it does no harm if that is not done.
 _TIDY_SECONDS = 5.0
 
+_TEMPORARY = re.compile(rf"\.(\d{{6,}})-.*{re.escape(TEMPORARY_SUFFIX)}")
+
 Unit = list[InputRange]
 """The input of one unit of work"""
 
@@ -203,15 +205,18 @@ class Unfinished:
             return None
         return (record, last) if size == record.tokens * self._dtype.itemsize else None
 
-    def begin(self, number: int, parts: int) -> None:
-        """Removes what a dead builder left of a unit behind its first ``parts`` shards, which are finished."""
-        for path in sorted(self._units.glob(f"{number:06d}-*.json")):
-            # A later record that is still good would make the unit look finished while its last part is made again.
-            if int(path.stem.partition("-")[2]) >= parts:
-                path.unlink(missing_ok=True)
+    def has(self, number: int, part: int) -> bool:
+        """Whether a shard is finished."""
+        return self._shard(number, part) is not None
+
+    def temporary(self) -> dict[int, list[Path]]:
+        """The temporary files of each unit that has some: of builders at work, and of dead ones."""
+        found: dict[int, list[Path]] = {}
         for folder in (self.folder, self._units):
-            for path in folder.glob(f".{number:06d}-*{TEMPORARY_SUFFIX}"):
-                path.unlink(missing_ok=True)
+            for name in os.listdir(folder):
+                if match := _TEMPORARY.fullmatch(name):
+                    found.setdefault(int(match.group(1)), []).append(folder / name)
+        return found
 
     def mark(self, record: ShardRecord, last: bool, skipped: Sequence[Skipped] = ()) -> None:
         """Marks a shard as finished."""
@@ -251,7 +256,7 @@ class Unfinished:
                         last = content.pop("last")
                         record = shard_record(content)
                         known.add(name)
-                        yield int(name[:6]), record, last
+                        yield int(name.partition("-")[0]), record, last
 
     def _record_path(self, name: str) -> Path:
         return self._units / f"{name}.json"
