@@ -124,7 +124,7 @@ class Killed(BaseException):
     """Ends a builder at once."""
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 9), max_size=60), st.booleans())
 def test_builders_that_pass_and_stop_each_other_at_any_moment_give_the_same_bytes(mixed_pair, actions, compressed):
     """While one writes, another builds all it can take, or a part, or the one that writes is stopped."""

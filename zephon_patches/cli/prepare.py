@@ -11,7 +11,9 @@ that share the cache folder; they share the work. Of a Slurm array:
 """
 
 import argparse
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     part = None if arguments.part is None else _part(arguments.part)
     encoder = TextTokenizer(tokenizer)
     sources = [*data.sources, *data.validation_sources]
+    if arguments.engine == "ray":  # whose tasks run in another folder
+        sources = [replace(source, path=os.path.abspath(source.path)) for source in sources]
     inputs = [FileInput(source) for source in sources]
     roles = ["training"] * len(data.sources) + ["validation"] * len(data.validation_sources)
     encoders = [tokenizer_for(files, data, encoder) for files in inputs]

@@ -273,7 +273,7 @@ def _build(builder: Builder, building: Building) -> Standing | None:
 def _build_elsewhere(builder: Builder, todo: Sequence[int], building: Building, progress: Progress) -> None:
     """Lets other processes build, where there are to be some."""
     processes, threads = parallel.share_out(building.workers, len(todo))
-    if processes == 1 and not building.on_ray:
+    if not todo or (processes == 1 and not building.on_ray):
         return
     job = builder.job()
     try:
