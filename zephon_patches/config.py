@@ -51,10 +51,16 @@ class SourceConfig:
     the object meta, unless there is a field of that whole name
     """
 
+    token_field: str = ""
+    """
+    Field or column that holds the token ids of a record, in place of text_field: a list of integers, dotted as there
+    """
+
     on_bad_record: OnBadRecord = "error"
     """
-    What becomes of a record that gives no text (a malformed line, invalid UTF-8, a lone surrogate, a field that is
-    missing or of another type): "error" stops, "skip" leaves it out, counts it in the manifest and lists it beside
+    What becomes of a record that gives no document (a malformed line, invalid UTF-8, a lone surrogate, a field that is
+    missing or of another type, an id that the tokenizer does not have): "error" stops, "skip" leaves it out, counts it
+    in the manifest and lists it beside
     """
 
     processor: str = ""
@@ -64,10 +70,13 @@ class SourceConfig:
     """
 
     add_bos: bool | None = None
-    """Whether BOS stands before each document, once; as data.add_bos where not set"""
+    """
+    Whether BOS stands before each document, once; as data.add_bos where not set. Given token ids stay as they are but
+    where this is true
+    """
 
     add_eos: bool | None = None
-    """Whether EOS stands behind each document, once; as data.add_eos where not set"""
+    """Whether EOS stands behind each document, once; as data.add_eos where not set. Of given token ids as add_bos"""
 
     def __post_init__(self) -> None:
         _check_type("source: name", self.name, str)
@@ -86,11 +95,18 @@ class SourceConfig:
             raise ConfigError(
                 f"source {self.name!r}: processor = {self.processor!r}: expected 'package.module:function'"
             )
+        _check_type(f"source {self.name!r}: token_field", self.token_field, str)
         if self.processor and self.text_field != "text":
             raise ConfigError(
                 f"source {self.name!r}: both processor and text_field are set, and a processor gets the whole record; "
                 "leave one of them out"
             )
+        for key, is_set in (("text_field", self.text_field != "text"), ("processor", bool(self.processor))):
+            if self.token_field and is_set:
+                raise ConfigError(
+                    f"source {self.name!r}: both token_field and {key} are set, and a record gives either token ids or "
+                    "texts; leave one of them out"
+                )
         for key in ("add_bos", "add_eos"):
             _check_flag(f"source {self.name!r}: {key}", getattr(self, key))
         _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)

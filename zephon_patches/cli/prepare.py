@@ -25,7 +25,7 @@ else:
 
 __all__ = ["add_to"]
 
-_SOURCE_OPTIONS = ("text_field", "on_bad_record", "processor", "add_bos", "add_eos")
+_SOURCE_OPTIONS = ("text_field", "token_field", "on_bad_record", "processor", "add_bos", "add_eos")
 
 
 def add_to(commands: Any) -> None:
@@ -39,6 +39,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--config", type=Path, help="training config (TOML); all its sources are prepared")
     parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
+    parser.add_argument("--token-field", help="its field or column with token ids, in place of texts (none)")
     parser.add_argument("--on-bad-record", help="what becomes of its bad records: error or skip (error)")
     parser.add_argument("--processor", help="function that makes texts of its records: package.module:function (none)")
     for name, place in (("bos", "before"), ("eos", "behind")):

@@ -28,10 +28,11 @@ def rebuild_command(folder: Path) -> str:
     folder = folder.absolute()
     recipe = Manifest.read(folder).recipe
     repair = shlex.join(["zephon-data", "verify", "--repair", str(folder)])
-    if "text_field" not in recipe:
+    field = next((key for key in ("text_field", "token_field") if key in recipe), None)
+    if field is None:
         return f"{repair}, and the next start of the training run"
     arguments = ["--cache-dir", str(folder.parent.parent), "--shard-bytes", str(recipe.get("shard_bytes", 0))]
-    arguments += ["--text-field", str(recipe["text_field"])]
+    arguments += [f"--{field.replace('_', '-')}", str(recipe[field])]
     prepare = f"zephon-data prepare --source {shlex.quote(folder.parent.name)}=TEXTS --tokenizer TOKENIZER"
     return f"{repair} && {prepare} {shlex.join(arguments)}"
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import xxhash
 
 from zephon_patches.config import SourceConfig
@@ -38,7 +39,7 @@ from zephon_patches.prepare.readers import (
 )
 from zephon_patches.store.manifest import FileRecord, InputRange
 
-__all__ = ["FileInput", "Input", "Piece", "RecordInput", "Skipped", "cut_units", "hash_range"]
+__all__ = ["Document", "FileInput", "Input", "Piece", "RecordInput", "Skipped", "cut_units", "hash_range"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ _BLOCK = 4 * MIB
 _DATA_SET_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
+Document = str | np.ndarray
+"""A text, or token ids: integers, shape ``(tokens,)``"""
+
 Skipped = tuple[int, int, str]
 """A record that was left out: the range's file, the record in the range, the reason"""
 
@@ -59,8 +63,8 @@ Skipped = tuple[int, int, str]
 class Piece(Protocol):
     """The input of one shard: iterate it once, then ask what it was."""
 
-    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
-        """Yields ((range's file, record in the range), text) of each document."""
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], Document]]:
+        """Yields ((range's file, record in the range), document) of each document."""
 
     @property
     def ranges(self) -> list[InputRange]:
@@ -76,6 +80,9 @@ class Piece(Protocol):
 
     def place(self, file: int, record: int) -> str:
         """Where a document is, given as ``__iter__`` gives it, for messages."""
+
+    def reject(self, file: int, record: int, bad: BadRecord) -> None:
+        """Takes back the last document, in whose ids the tokenizer's user found a fault: skipped, or an error."""
 
 
 class Input(Protocol):
@@ -129,15 +136,19 @@ class FileInput:
         self.path = source.path
         self.add_bos, self.add_eos = source.add_bos, source.add_eos
         self.has_files = True
-        self._reading = Reading(source.text_field)
         self._on_bad_record = source.on_bad_record
         self._processor: Processor | None = None
-        self._needed: str | None = source.text_field
-        self._settings: dict[str, Any] = {"text_field": source.text_field}
+        setting = "token_field" if source.token_field else "text_field"
+        field = source.token_field or source.text_field
+        self._reading = Reading(field, setting)
+        self._needed: str | None = field
+        self._settings: dict[str, Any] = {setting: field}
+        if source.token_field:  # which stay as they are; [data]'s settings are of texts
+            self.add_bos, self.add_eos = bool(source.add_bos), bool(source.add_eos)
         # What has its default stays out, so that a setting that is added leaves the keys of stores as they are.
         if source.on_bad_record != "error":
             self._settings["on_bad_record"] = source.on_bad_record
-        self._prepare_options = ["--text-field", source.text_field]
+        self._prepare_options = [f"--{setting.replace('_', '-')}", field]
         if source.on_bad_record != "error":
             self._prepare_options += ["--on-bad-record", source.on_bad_record]
         if source.processor:
@@ -231,29 +242,35 @@ class FileInput:
     def _noun(self, piece: InputRange) -> str:
         return format_of(self._path(piece)).noun
 
-    def _texts(
+    def _documents(
         self, piece: InputRange, noun: str, record: Any, number: int, place: Callable[[], str], skipped: list[Skipped]
-    ) -> list[str]:
-        """The texts of the record with this number of its range; a bad one is added to ``skipped``, or raises."""
+    ) -> Sequence[Document]:
+        """The documents of the record with this number of its range; a bad one is added to ``skipped``, or raises."""
         if record is BLANK:
             return []
-        texts: list[str] | BadRecord
+        found: Sequence[Document] | BadRecord
         if isinstance(record, BadRecord):
-            texts = record
+            found = record
         elif self._processor is None:
-            texts = self._reading.texts(record, noun)
+            found = self._reading.documents(record, noun)
         elif not isinstance(record, dict):
-            texts = not_an_object(record)
+            found = not_an_object(record)
         else:
             texts = process(self._processor, record, place)
+            found = texts
             if any(has_lone_surrogate(text) for text in texts):
-                texts = BadRecord("lone surrogate", "the processor gave a text with a lone surrogate")
-        if isinstance(texts, BadRecord):
-            if self._on_bad_record == "skip":
-                skipped.append((piece.file, number, texts.reason))
-                return []
-            raise InputError(f"{place()}: {texts.message}")
-        return texts
+                found = BadRecord("lone surrogate", "the processor gave a text with a lone surrogate")
+        if isinstance(found, BadRecord):
+            self._reject(found, (piece.file, number), place, skipped)
+            return []
+        return found
+
+    def _reject(
+        self, bad: BadRecord, origin: tuple[int, int], place: Callable[[], str], skipped: list[Skipped]
+    ) -> None:
+        if self._on_bad_record != "skip":
+            raise InputError(f"{place()}: {bad.message}")
+        skipped.append((*origin, bad.reason))
 
     def _place(self, piece: InputRange, number: int) -> str:
         path = self._path(piece)
@@ -276,19 +293,22 @@ class _FilePiece:
         self.ranges: list[InputRange] = []
         self.skipped: list[Skipped] = []
 
-    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], Document]]:
         for piece in self._unit:
             noun = self._source._noun(piece)
             record = -1
             for record, found in enumerate(self._source._read(piece)):
                 place = partial(self.place, piece.file, record)
-                for text in self._source._texts(piece, noun, found, record, place, self.skipped):
-                    yield (piece.file, record), text
+                for document in self._source._documents(piece, noun, found, record, place, self.skipped):
+                    yield (piece.file, record), document
             self.ranges.append(self._source._close(piece, record + 1))
 
     def place(self, file: int, record: int) -> str:
         piece = next(piece for piece in self._unit if piece.file == file)  # a unit has one range of a file
         return self._source._place(piece, record)
+
+    def reject(self, file: int, record: int, bad: BadRecord) -> None:
+        self._source._reject(bad, (file, record), partial(self.place, file, record), self.skipped)
 
 
 class _StreamPiece:
@@ -305,13 +325,13 @@ class _StreamPiece:
         self.ranges: list[InputRange] = []
         self.skipped: list[Skipped] = []
 
-    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], Document]]:
         noun = self._source._noun(self._unit)
         for record, size in self._records:
             number = self.stop - self._first
             place = partial(self.place, self._unit.file, number)
-            for text in self._source._texts(self._unit, noun, record, number, place, self.skipped):
-                yield (self._unit.file, number), text
+            for document in self._source._documents(self._unit, noun, record, number, place, self.skipped):
+                yield (self._unit.file, number), document
             self.stop += 1
             self._room -= size
             if self._room <= 0:
@@ -324,6 +344,9 @@ class _StreamPiece:
 
     def place(self, file: int, record: int) -> str:
         return self._source._place(self._unit, self._first + record)
+
+    def reject(self, file: int, record: int, bad: BadRecord) -> None:
+        self._source._reject(bad, (file, record), partial(self.place, file, record), self.skipped)
 
 
 class _LookAhead:
@@ -458,6 +481,9 @@ class _RecordPiece:
 
     def place(self, file: int, record: int) -> str:
         return self._source._place(self._first + record)
+
+    def reject(self, file: int, record: int, bad: BadRecord) -> None:
+        raise InputError(f"{self.place(file, record)}: {bad.message}")
 
     @property
     def ranges(self) -> list[InputRange]:
