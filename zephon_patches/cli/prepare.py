@@ -15,7 +15,7 @@ from typing import Any
 from zephon_patches.config import Data, DataConfig, SourceConfig, data_config_from_table
 from zephon_patches.errors import ConfigError
 from zephon_patches.prepare.build import open_or_build, tokenizer_for
-from zephon_patches.prepare.shards import FileInput
+from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
 if sys.version_info >= (3, 11):
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     data, tokenizer = _settings(arguments)
     encoder = TextTokenizer(tokenizer)
     for source in [*data.sources, *data.validation_sources]:
-        files = FileInput(source)
-        store = open_or_build(files, tokenizer_for(files, data, encoder), data.cache_dir, data.shard_bytes)
+        input_ = make_input(source)
+        store = open_or_build(input_, tokenizer_for(input_, data, encoder), data.cache_dir, data.shard_bytes)
         manifest = store.manifest
         print(
             f"{source.name}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in "

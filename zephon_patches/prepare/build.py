@@ -35,7 +35,7 @@ from zephon_patches.prepare.encoding import encoded_batches
 from zephon_patches.prepare.shards import Input, Piece, shard_bytes_for
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.store.atomic import TEMPORARY_SUFFIX, atomic_file, write_atomic
-from zephon_patches.store.indexed import dtype_for
+from zephon_patches.store.indexed import dtype_for, index_bytes
 from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, InputRange, Manifest, ShardRecord, shard_record
 from zephon_patches.store.reader import TokenStore
 from zephon_patches.store.writer import ShardWriter
@@ -97,13 +97,14 @@ def open_or_build(
         return TokenStore(_only_store(source, parent, fingerprint(recipe)))
     files_key = fingerprint([[file.name, file.bytes] for file in source.files])
     folder = parent / f"{fingerprint(recipe)}-{files_key}"
+    tokens_root = None if source.in_place is None else source.in_place.root
     builder = _Builder(source, tokenizer, folder, recipe, shard_bytes, max_minutes)
     deadline = time.monotonic() + patience
     while not builder.is_finished() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     if not builder.is_finished():
         _build_or_wait(builder)
-    return TokenStore(folder)
+    return TokenStore(folder, tokens_root)
 
 
 def _check_apart(source: Input, cache_dir: Path) -> None:
@@ -224,7 +225,8 @@ class _Builder:
         self.folder = folder
         self._tokenizer = tokenizer
         self._recipe = recipe
-        self._dtype = dtype_for(tokenizer.largest_id)
+        in_place = source.in_place
+        self._dtype = dtype_for(tokenizer.largest_id) if in_place is None else in_place.dtype
         self._max_minutes = max_minutes
         self._shard_bytes = shard_bytes_for(shard_bytes, sum(file.bytes for file in source.files))
 
@@ -257,7 +259,8 @@ class _Builder:
                     if not sum(sizes):
                         self._check_time(started)
                 progress.end_unit()
-        manifest = Manifest(self._recipe, self._dtype.str, self.source.files, records)
+        in_place = self.source.in_place is not None
+        manifest = Manifest(self._recipe, self._dtype.str, self.source.files, records, in_place)
         if manifest.skipped:
             self._list_skipped(manifest)
         write_atomic(self.folder / MANIFEST, manifest.to_json())
@@ -398,15 +401,17 @@ class _Builder:
             content = json.loads(self._record_path(number, part).read_bytes())
             last = content.pop("last")
             record = shard_record(content)
-            size = (self.folder / f"{record.name}.bin").stat().st_size
+            kind = "bin" if self.source.in_place is None else "idx"
+            size = (self.folder / f"{record.name}.{kind}").stat().st_size
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None  # lost or damaged is as good as not there
         if record.skipped and not self._skipped_path(record).exists():
             return None
-        return (record, last) if size == record.tokens * self._dtype.itemsize else None
+        whole = record.tokens * self._dtype.itemsize if kind == "bin" else index_bytes(record.documents)
+        return (record, last) if size == whole else None
 
     def _shard(self, name: str, piece: Piece, progress: "_Progress") -> ShardRecord:
-        with ShardWriter(self.folder, name, self._dtype) as writer:
+        with ShardWriter(self.folder, name, self._dtype, in_place=self.source.in_place is not None) as writer:
             for batch in encoded_batches(piece, self._tokenizer):
                 writer.add(batch.tokens, batch.lengths, batch.origins)
                 progress.add(len(batch.lengths), batch.text_bytes, len(batch.tokens))

@@ -4,16 +4,16 @@ Given token ids pass as they are, once each is found to be one of the tokenizer'
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from zephon_patches.errors import InputError
 from zephon_patches.prepare.readers import BadRecord
-from zephon_patches.prepare.shards import Document, Piece
+from zephon_patches.prepare.shards import Document, DocumentPiece, Piece
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
-__all__ = ["EncodedBatch", "encoded_batches", "problem_of_ids"]
+__all__ = ["EncodedBatch", "EncodedPiece", "encoded_batches", "problem_of_ids"]
 
 # Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
@@ -32,12 +32,28 @@ class EncodedBatch(NamedTuple):
     """Size of the texts in UTF-8, or of given ids in memory"""
 
 
+@runtime_checkable
+class EncodedPiece(Piece, Protocol):
+    """A piece of token ids that says itself what its batches are."""
+
+    def encoded(self, largest_id: int) -> Iterator[EncodedBatch]:
+        """Batches; tokens may come before the lengths of their documents.
+
+        Raises:
+            InputError: An id is none of ``[0, largest_id]``; the message names its place.
+        """
+
+
 def encoded_batches(piece: Piece, tokenizer: TextTokenizer) -> Iterator[EncodedBatch]:
     """Reads a piece to its end, and encodes its documents.
 
     Raises:
         InputError: A document cannot be read or tokenized; the message names its place.
     """
+    if isinstance(piece, EncodedPiece):
+        yield from piece.encoded(tokenizer.largest_id)
+        return
+    piece = cast(DocumentPiece, piece)
     for origins, documents in _batches(piece, tokenizer):
         texts = [document for document in documents if isinstance(document, str)]
         if texts:
@@ -59,7 +75,7 @@ def problem_of_ids(ids: np.ndarray, largest_id: int) -> BadRecord | None:
     )
 
 
-def _batches(piece: Piece, tokenizer: TextTokenizer) -> Iterator[tuple[list[tuple[int, int]], list[Document]]]:
+def _batches(piece: DocumentPiece, tokenizer: TextTokenizer) -> Iterator[tuple[list[tuple[int, int]], list[Document]]]:
     """Documents that are encoded together: texts, or given ids with all that belongs to them."""
     origins: list[tuple[int, int]] = []
     documents: list[Document] = []
@@ -82,7 +98,7 @@ def _batches(piece: Piece, tokenizer: TextTokenizer) -> Iterator[tuple[list[tupl
 
 
 def _encode(
-    texts: list[str], origins: list[tuple[int, int]], piece: Piece, tokenizer: TextTokenizer
+    texts: list[str], origins: list[tuple[int, int]], piece: DocumentPiece, tokenizer: TextTokenizer
 ) -> tuple[np.ndarray, list[int]]:
     try:
         return tokenizer.encode_batch(texts)

@@ -29,10 +29,10 @@ def rebuild_command(folder: Path) -> str:
     recipe = Manifest.read(folder).recipe
     repair = shlex.join(["zephon-data", "verify", "--repair", str(folder)])
     field = next((key for key in ("text_field", "token_field") if key in recipe), None)
-    if field is None:
+    if field is None and recipe.get("tokens") != "in place":
         return f"{repair}, and the next start of the training run"
     arguments = ["--cache-dir", str(folder.parent.parent), "--shard-bytes", str(recipe.get("shard_bytes", 0))]
-    arguments += [f"--{field.replace('_', '-')}", str(recipe[field])]
+    arguments += [] if field is None else [f"--{field.replace('_', '-')}", str(recipe[field])]
     prepare = f"zephon-data prepare --source {shlex.quote(folder.parent.name)}=TEXTS --tokenizer TOKENIZER"
     return f"{repair} && {prepare} {shlex.join(arguments)}"
 

@@ -1,0 +1,20 @@
+"""What a source of the settings reads, by its path: files of texts or ids, or Megatron's pairs in place."""
+
+from zephon_patches.config import SourceConfig
+from zephon_patches.prepare.megatron import MegatronInput, find_pairs
+from zephon_patches.prepare.shards import FileInput, Input, list_files
+
+__all__ = ["make_input"]
+
+
+def make_input(source: SourceConfig) -> Input:
+    """The input of a source.
+
+    Raises:
+        ConfigError: A setting does not go with what the path names.
+        InputError: A file cannot be read, or is of a kind that is not. No file at all is no error here: a store may
+            still be there.
+    """
+    found = list_files(source.path)
+    pairs = find_pairs(source.path, found)
+    return FileInput(source, found) if pairs is None else MegatronInput(source, pairs)
