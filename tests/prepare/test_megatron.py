@@ -1,6 +1,7 @@
 """Megatron's pairs in place: their documents are the store's, nothing is copied, and every fault is one clear error."""
 
 import importlib.util
+import json
 import os
 import pickle
 import re
@@ -26,7 +27,6 @@ from zephon_patches.prepare.build import open_or_build, tokenizer_for
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.repair import rebuild_command
 from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.store.manifest import Manifest
 from zephon_patches.store.reader import TokenStore
 from zephon_patches.store.verify import verify_store
 
@@ -311,9 +311,9 @@ def test_a_sparse_file_beyond_2_to_the_32(folder):
 def test_two_sequences_whose_document_is_too_long(folder):
     lengths = [2**31 - 1, 1]
     write_pair(folder / "ids" / "a", [[[0], [0]]], 1, lengths=lengths, pointers=[0, lengths[0]], tokens=b"")
-    with megatron._Index(folder / "ids" / "a.idx", 2**31) as index:
-        with pytest.raises(InputError, match=r"a.idx: document 0 .from 0. has 2,147,483,648 tokens"):
-            index.document_tokens(0, 1)
+    message = r"a.idx: document 0 .from 0. has 2,147,483,648 tokens"
+    with megatron._Index(folder / "ids" / "a.idx", 2**31) as index, pytest.raises(InputError, match=message):
+        index.document_tokens(0, 1)
 
 
 # --- changes and moves ---
@@ -413,7 +413,7 @@ def test_workers_get_the_folder_and_few_bytes(folder):
 
 
 def test_many_shards_of_one_file_need_no_descriptors(folder):
-    write_pair(folder / "ids" / "a", [[[1]]] * 600)
+    write_pair(folder / "ids" / "a", [[[1]]] * 100)
     store = build(folder)
     code = """
 import resource, sys
@@ -421,20 +421,18 @@ from pathlib import Path
 from zephon_patches.store.reader import TokenStore
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 store = TokenStore(Path(sys.argv[1]), Path(sys.argv[2]))
-print(sum(int(store.tokens(shard).sum()) for shard in range(600)))
+print(sum(int(store.tokens(shard).sum()) for shard in range(100)))
 """
     arguments = [sys.executable, "-c", code, str(store.folder), str(folder / "ids")]
     ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
-    assert (ended.stdout, ended.stderr) == ("600\n", "")
+    assert (ended.stdout, ended.stderr) == ("100\n", "")
 
 
 def signed(store, change):
-    content = Manifest.read(store)
-    raw = __import__("json").loads((store / "manifest.json").read_bytes())
-    del raw["hash"]
-    change(raw)
-    (store / "manifest.json").write_text(canonical_json({**raw, "hash": fingerprint(raw)}))
-    return content
+    content = json.loads((store / "manifest.json").read_bytes())
+    del content["hash"]
+    change(content)
+    (store / "manifest.json").write_text(canonical_json({**content, "hash": fingerprint(content)}))
 
 
 @pytest.mark.parametrize(
@@ -488,7 +486,7 @@ def test_verify_says_what_it_did_not_check(folder, capsys):
     for suffix, place in ((".bin", 9), (".idx", 38)):
         path = Path(f"{prefix}{suffix}")
         good = path.read_bytes()
-        path.write_bytes(good[:place] + b"\1" + good[place + 1 :])
+        path.write_bytes(good[:place] + b"\7" + good[place + 1 :])
         assert main(with_tokens) == 1
         out = capsys.readouterr().out
         assert f"{path}: its checksum is" in out and "1 files are the source's own; bring back" in out
@@ -511,7 +509,6 @@ def test_a_damaged_index_of_ours_is_made_anew(folder):
     before = contents(store)
     (store / "000001-000.idx").write_bytes(b"")
     assert main(["verify", "--repair", str(store)]) == 0
-    (folder / "tokenizer2").mkdir()
     command = rebuild_command(build(folder).folder)
     assert contents(store) == before
     assert re.search(r"--source web=TEXTS --tokenizer TOKENIZER --cache-dir \S+ --shard-bytes 1$", command)
