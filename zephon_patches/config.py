@@ -29,6 +29,13 @@ _SOURCE_LISTS = ("sources", "validation_sources")
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+HUB = "hf://"
+"""What the path of a source on the Hugging Face hub begins with"""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+_SPLIT = re.compile(r"[\w.]+(-[\w.]+)*")
+
 _PROCESSOR = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")
 
 
@@ -42,7 +49,9 @@ class SourceConfig:
     path: str
     """
     File, folder (searched with its sub-folders) or glob of .jsonl, .parquet, .arrow and .txt files; .jsonl and .txt,
-    and .json with a JSON object a line, also as .gz and .zst; a folder that datasets.save_to_disk made
+    and .json with a JSON object a line, also as .gz and .zst; a folder that datasets.save_to_disk made. Token ids as
+    Megatron has them, a .bin, an .idx or what both begin with, are used where they are. hf://ORGANISATION/NAME is a
+    data set of the Hugging Face hub
     """
 
     text_field: str = "text"
@@ -55,6 +64,15 @@ class SourceConfig:
     """
     Field or column that holds the token ids of a record, in place of text_field: a list of integers, dotted as there
     """
+
+    subset: str = ""
+    """Subset (configuration) of a data set of the hub; its only or default one where not set"""
+
+    split: str = ""
+    """Split of a data set of the hub; train where not set"""
+
+    revision: str = ""
+    """Branch, tag or commit of a data set of the hub; main where not set"""
 
     on_bad_record: OnBadRecord = "error"
     """
@@ -107,9 +125,35 @@ class SourceConfig:
                     f"source {self.name!r}: both token_field and {key} are set, and a record gives either token ids or "
                     "texts; leave one of them out"
                 )
+        self._check_hub()
         for key in ("add_bos", "add_eos"):
             _check_flag(f"source {self.name!r}: {key}", getattr(self, key))
         _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)
+
+    def _check_hub(self) -> None:
+        on_hub = self.path.startswith(HUB)
+        if on_hub and not _HUB_NAME.fullmatch(self.path.removeprefix(HUB)):
+            raise ConfigError(
+                f"source {self.name!r}: path = {self.path!r}: expected hf://ORGANISATION/NAME, such as "
+                "hf://allenai/c4, with subset, split and revision as keys of their own"
+            )
+        for key in ("subset", "split", "revision"):
+            value = getattr(self, key)
+            _check_type(f"source {self.name!r}: {key}", value, str)
+            if value and not on_hub:
+                raise ConfigError(
+                    f"source {self.name!r}: {key} = {value!r} is of data sets of the Hugging Face hub, whose path is "
+                    "hf://ORGANISATION/NAME; leave it out"
+                )
+        if self.revision and not _REVISION.fullmatch(self.revision):
+            raise ConfigError(
+                f"source {self.name!r}: revision = {self.revision!r}: expected the name of a branch or tag, or a commit"
+            )
+        if self.split and not _SPLIT.fullmatch(self.split):
+            raise ConfigError(
+                f"source {self.name!r}: split = {self.split!r}: expected the name of one split, such as 'train'; parts "
+                "and sums of splits are not read"
+            )
 
 
 @dataclass

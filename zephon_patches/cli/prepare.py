@@ -25,7 +25,17 @@ else:
 
 __all__ = ["add_to"]
 
-_SOURCE_OPTIONS = ("text_field", "token_field", "on_bad_record", "processor", "add_bos", "add_eos")
+_SOURCE_OPTIONS = (
+    "text_field",
+    "token_field",
+    "subset",
+    "split",
+    "revision",
+    "on_bad_record",
+    "processor",
+    "add_bos",
+    "add_eos",
+)
 
 
 def add_to(commands: Any) -> None:
@@ -40,6 +50,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
     parser.add_argument("--token-field", help="its field or column with token ids, in place of texts (none)")
+    parser.add_argument("--subset", help="its subset, where its path is hf://ORGANISATION/NAME (its default)")
+    parser.add_argument("--split", help="its split on the hub (train)")
+    parser.add_argument("--revision", help="its branch, tag or commit on the hub (main)")
     parser.add_argument("--on-bad-record", help="what becomes of its bad records: error or skip (error)")
     parser.add_argument("--processor", help="function that makes texts of its records: package.module:function (none)")
     for name, place in (("bos", "before"), ("eos", "behind")):

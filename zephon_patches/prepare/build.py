@@ -93,6 +93,8 @@ def open_or_build(
     _check_apart(source, Path(cache_dir))
     recipe = {"format": FORMAT, "shard_bytes": shard_bytes, "tokenizer": tokenizer.identity, **source.recipe()}
     parent = Path(cache_dir) / source.name
+    if (standing := _store_of_version(source, parent, fingerprint(recipe))) is not None:
+        return TokenStore(standing)
     if source.has_files and not source.files:
         return TokenStore(_only_store(source, parent, fingerprint(recipe)))
     files_key = fingerprint([[file.name, file.bytes] for file in source.files])
@@ -120,20 +122,31 @@ def _check_apart(source: Input, cache_dir: Path) -> None:
         )
 
 
+def _store_of_version(source: Input, parent: Path, recipe_key: str) -> Path | None:
+    """A finished store of the version that a source would read; its files need not be here."""
+    if source.version is not None:
+        for path in sorted(parent.glob(f"{recipe_key}-*/{MANIFEST}")):
+            files = Manifest.read(path.parent).files
+            if files and all(file.name.startswith(f"{source.version}/") for file in files):
+                return path.parent
+    return None
+
+
 def _only_store(source: Input, parent: Path, recipe_key: str) -> Path:
     """The one finished store of a source whose texts are gone."""
     stores = sorted(path.parent for path in parent.glob(f"{recipe_key}-*/{MANIFEST}"))
+    missing, advice = source.missing()
     if not stores:
         raise InputError(
-            f"source {source.name!r}: {source.path} matches no file, and {parent} has no finished store of it for "
-            f"this tokenizer and these settings; correct the source's path (relative paths start at {os.getcwd()})"
+            f"source {source.name!r}: {missing}, and {parent} has no finished store of it for this tokenizer and these "
+            f"settings; {advice}"
         )
     if len(stores) > 1:
         raise InputError(
-            f"source {source.name!r}: {source.path} matches no file, and there are {len(stores)} stores to choose "
+            f"source {source.name!r}: {missing}, and there are {len(stores)} stores to choose "
             f"from: {', '.join(map(str, stores))}; remove all but the one to use, or bring the files back"
         )
-    logger.info("source %r: %s matches no file; using its store %s", source.name, source.path, stores[0])
+    logger.info("source %r: %s; using its store %s", source.name, missing, stores[0])
     return stores[0]
 
 

@@ -117,6 +117,7 @@ class MegatronInput:
         self.add_bos: bool | None = False
         self.add_eos: bool | None = False
         self.has_files = True
+        self.version: str | None = None
         self._root, self.files = found
         places = {file.name: place for place, file in enumerate(self.files)}
         # The .bin and .idx of each pair, as places among the files, where they need not be neighbours.
@@ -135,6 +136,9 @@ class MegatronInput:
                 )
         assert first is not None
         self.in_place: InPlace | None = InPlace(self._root, first[1])
+
+    def missing(self) -> tuple[str, str]:
+        raise AssertionError("made of files that are there")
 
     def recipe(self) -> dict[str, Any]:
         return {"tokens": "in place"}

@@ -14,6 +14,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+from zephon_patches.config import HUB
 from zephon_patches.errors import StoreError
 from zephon_patches.prepare.build import PLAN, UNITS, record_json, store_locked
 from zephon_patches.store.atomic import sync_folder, write_atomic
@@ -33,7 +34,13 @@ def rebuild_command(folder: Path) -> str:
         return f"{repair}, and the next start of the training run"
     arguments = ["--cache-dir", str(folder.parent.parent), "--shard-bytes", str(recipe.get("shard_bytes", 0))]
     arguments += [] if field is None else [f"--{field.replace('_', '-')}", str(recipe[field])]
-    prepare = f"zephon-data prepare --source {shlex.quote(folder.parent.name)}=TEXTS --tokenizer TOKENIZER"
+    path = "TEXTS"
+    if "hub" in recipe:
+        name, *values = recipe["hub"]
+        path = HUB + name
+        for key, value in zip(("subset", "split", "revision"), values, strict=True):
+            arguments += [f"--{key}", value] if value else []
+    prepare = f"zephon-data prepare --source {shlex.quote(f'{folder.parent.name}={path}')} --tokenizer TOKENIZER"
     return f"{repair} && {prepare} {shlex.join(arguments)}"
 
 

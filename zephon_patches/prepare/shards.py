@@ -121,7 +121,6 @@ class Input(Protocol):
 
     name: str
     path: str
-    files: list[FileRecord]
     add_bos: bool | None
     add_eos: bool | None
     """Whether BOS and EOS stand around its documents; None leaves it to the data's settings"""
@@ -129,6 +128,17 @@ class Input(Protocol):
     """Whether it reads local files; if so and ``files`` is empty, they are gone"""
     in_place: InPlace | None
     """If its files hold the tokens themselves, of which a store takes no copy"""
+
+    @property
+    def files(self) -> list[FileRecord]:
+        """The files in their order; to find them may mean to download them."""
+
+    @property
+    def version(self) -> str | None:
+        """What every file's name begins with, and ``/``, if it is known without them: a finished store will do then."""
+
+    def missing(self) -> tuple[str, str]:
+        """Why there are no files, and what to do, for messages."""
 
     def recipe(self) -> dict[str, Any]:
         """The settings of reading that the documents depend on."""
@@ -171,6 +181,7 @@ class FileInput:
         self.add_bos, self.add_eos = source.add_bos, source.add_eos
         self.has_files = True
         self.in_place: InPlace | None = None
+        self.version: str | None = None
         self._on_bad_record = source.on_bad_record
         self._processor: Processor | None = None
         setting = "token_field" if source.token_field else "text_field"
@@ -183,17 +194,20 @@ class FileInput:
         # What has its default stays out, so that a setting that is added leaves the keys of stores as they are.
         if source.on_bad_record != "error":
             self._settings["on_bad_record"] = source.on_bad_record
-        self._prepare_options = [f"--{setting.replace('_', '-')}", field]
+        self.prepare_options = [f"--{setting.replace('_', '-')}", field]
         if source.on_bad_record != "error":
-            self._prepare_options += ["--on-bad-record", source.on_bad_record]
+            self.prepare_options += ["--on-bad-record", source.on_bad_record]
         if source.processor:
             where = f"source {source.name!r}: processor"
             self._processor, self._settings["processor"] = load_processor(source.processor, where)
             self._needed = None
-            self._prepare_options = ["--processor", source.processor, *self._prepare_options[2:]]
+            self.prepare_options = ["--processor", source.processor, *self.prepare_options[2:]]
         self._root, self.files = list_files(source.path) if found is None else found
         for file in self.files:
             format_of(self._root / file.name)
+
+    def missing(self) -> tuple[str, str]:
+        return _no_match(self.path)
 
     def recipe(self) -> dict[str, Any]:
         return self._settings
@@ -231,7 +245,7 @@ class FileInput:
         return _FilePiece(self, [replace(first, stop=stop)]), size
 
     def prepare_arguments(self) -> list[str] | None:
-        return ["--source", f"{self.name}={os.path.abspath(self.path)}", *self._prepare_options]
+        return ["--source", f"{self.name}={os.path.abspath(self.path)}", *self.prepare_options]
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
@@ -428,10 +442,14 @@ class RecordInput:
         self.add_eos: bool | None = None
         self.has_files = folder is not None
         self.in_place: InPlace | None = None
+        self.version: str | None = None
         self._identity = identity
         self._records = records
         self._process = processor
         self._root, self.files = list_files(str(folder)) if folder else (Path(), [])
+
+    def missing(self) -> tuple[str, str]:
+        return _no_match(self.path)
 
     def recipe(self) -> dict[str, Any]:
         return self._identity
@@ -525,6 +543,10 @@ class _RecordPiece:
     def ranges(self) -> list[InputRange]:
         own = InputRange(-1, self._first, self.stop, self.stop - self._first)
         return [own, *(self._source._file_ranges() if self.last else [])]
+
+
+def _no_match(path: str) -> tuple[str, str]:
+    return f"{path} matches no file", f"correct the source's path (relative paths start at {os.getcwd()})"
 
 
 def shard_bytes_for(setting: int, total_bytes: int) -> int:
