@@ -196,9 +196,10 @@ class DataConfig:
     sources: list[SourceConfig] = field(default_factory=list)
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
-    folder or glob), text_field ("text" by default), on_bad_record ("error" or "skip"), processor
-    ("package.module:function"), add_bos and add_eos (where they differ from those of [data]). Without any,
-    training.dataset and training.dataset_path are the source
+    folder, glob, or hf://ORGANISATION/NAME), text_field ("text" by default) or token_field (of token ids) or processor
+    ("package.module:function"), on_bad_record ("error" or "skip"), add_bos and add_eos (where they differ from those of
+    [data]), and on the hub subset, split and revision. Without any, training.dataset and training.dataset_path are the
+    source
     """
 
     validation_sources: list[SourceConfig] = field(default_factory=list)
@@ -246,12 +247,12 @@ class Data(DataConfig):
     Where the data comes from, in which order it is trained on, and by which loader: a training config's [data] table.
 
     The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
-    source's name, and that of its folder in the cache), path (file, folder or glob), text_field (field or
-    column with the text of a record; "text" by default), on_bad_record ("error" or "skip"), processor
-    ("package.module:function" that makes texts of a record), add_bos and add_eos (where they differ from
-    those here). An argument can override them by number: --data.sources.0.path. Without any source,
-    training.dataset and training.dataset_path are the source. [[data.validation_sources]] likewise for
-    validation.
+    source's name, and that of its folder in the cache), path (file, folder or glob, or hf://ORGANISATION/NAME),
+    text_field (field or column with the text of a record; "text" by default) or token_field (with token ids) or
+    processor ("package.module:function" that makes texts of a record), on_bad_record ("error" or "skip"), add_bos
+    and add_eos (where they differ from those here), and on the hub subset, split and revision. An argument can
+    override them by number: --data.sources.0.path. Without any source, training.dataset and training.dataset_path
+    are the source. [[data.validation_sources]] likewise for validation.
     """
 
     loading_strategy: LoadingStrategy = "stock"
