@@ -462,6 +462,39 @@ def test_a_manifest_that_leads_out_of_the_folder_or_the_file_is_refused(folder, 
             reader()
 
 
+json_values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+
+
+@given(
+    st.sampled_from(["in_place", "dtype", "files.name", "files.bytes", "ranges.file", "ranges.start", "ranges.stop"]),
+    st.one_of(
+        json_values, st.integers(0, 30), st.sampled_from(["<i4", "|u1", "a.idx", ".", "", "\0", "\ud800", "a.bin/"])
+    ),
+)
+def test_any_value_in_a_manifest_is_an_error_or_stays_inside_the_files(tmp_path_factory, place, value):
+    folder = tmp_path_factory.mktemp("fuzz")
+    write_tokenizer(folder / "tokenizer", [18])
+    write_pair(folder / "ids" / "a")
+    store = build(folder, shard_bytes=100).folder
+
+    def change(manifest):
+        part, _, key = place.partition(".")
+        parts = {"files": manifest["files"][0], "ranges": manifest["shards"][0]["ranges"][0], part: manifest}
+        (parts[part] if key else manifest)[key or part] = value
+
+    try:
+        signed(store, change)
+    except UnicodeEncodeError:
+        return  # JSON cannot hold it
+    try:
+        verify_store(store, folder / "ids")
+        opened = TokenStore(store, folder / "ids")
+        for shard in range(len(opened.tokens_per_shard)):
+            opened.tokens(shard).sum()
+    except StoreError:
+        pass
+
+
 def test_a_manifest_without_the_key_has_its_tokens_beside(folder):
     write_pair(folder / "ids" / "a")
     store = build(folder).folder

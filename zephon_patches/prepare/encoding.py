@@ -4,7 +4,7 @@ Given token ids pass as they are, once each is found to be one of the tokenizer'
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -32,7 +32,6 @@ class EncodedBatch(NamedTuple):
     """Size of the texts in UTF-8, or of given ids in memory"""
 
 
-@runtime_checkable
 class EncodedPiece(Piece, Protocol):
     """A piece of token ids that says itself what its batches are."""
 
@@ -50,8 +49,8 @@ def encoded_batches(piece: Piece, tokenizer: TextTokenizer) -> Iterator[EncodedB
     Raises:
         InputError: A document cannot be read or tokenized; the message names its place.
     """
-    if isinstance(piece, EncodedPiece):
-        yield from piece.encoded(tokenizer.largest_id)
+    if hasattr(piece, "encoded"):  # no isinstance, which would ask for the ranges before they are read
+        yield from cast(EncodedPiece, piece).encoded(tokenizer.largest_id)
         return
     piece = cast(DocumentPiece, piece)
     for origins, documents in _batches(piece, tokenizer):
