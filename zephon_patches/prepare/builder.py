@@ -110,8 +110,9 @@ class Builder:
         self.folder = folder
         self.recipe = recipe
         self.part = part
-        self._dtype = dtype_for(tokenizer.largest_id)
-        self.store = Unfinished(folder, self._dtype)
+        in_place = source.in_place
+        self._dtype = dtype_for(tokenizer.largest_id) if in_place is None else in_place.dtype
+        self.store = Unfinished(folder, self._dtype, in_place is not None)
         self.shard_bytes = shard_bytes_for(recipe["shard_bytes"], sum(file.bytes for file in source.files))
         self._max_minutes = max_minutes
         self._started = time.monotonic()
@@ -249,7 +250,7 @@ class Builder:
         pieces = self.source.pieces(unit, self.shard_bytes, skip)
         for part, piece in enumerate(pieces, start=len(records)):
             live.shard, live.documents, live.tokens = f"{number:06d}-{part:03d}", 0, 0
-            with ShardWriter(self.folder, live.shard, self._dtype) as writer:
+            with ShardWriter(self.folder, live.shard, self._dtype, self.source.in_place is not None) as writer:
                 for batch in encoded_batches(piece, self.tokenizer):
                     writer.add(batch.tokens, batch.lengths, batch.origins)
                     live.documents += len(batch.lengths)
@@ -321,7 +322,8 @@ class Builder:
             if not complete:
                 return False
             records += shards
-        manifest = Manifest(self.recipe, self._dtype.str, self.source.files, records)
+        in_place = self.source.in_place is not None
+        manifest = Manifest(self.recipe, self._dtype.str, self.source.files, records, in_place)
         if manifest.skipped:
             self._list_skipped(manifest)
         write_atomic(self.folder / MANIFEST, manifest.to_json())

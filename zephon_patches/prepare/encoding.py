@@ -1,15 +1,19 @@
-"""Documents of a piece of input to token ids, batch by batch."""
+"""Documents of a piece of input to token ids, batch by batch.
+
+Given token ids pass as they are, once each is found to be one of the tokenizer's.
+"""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
 from zephon_patches.errors import InputError
-from zephon_patches.prepare.shards import Piece
+from zephon_patches.prepare.readers import BadRecord
+from zephon_patches.prepare.shards import Document, DocumentPiece, Piece
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
-__all__ = ["EncodedBatch", "encoded_batches"]
+__all__ = ["EncodedBatch", "EncodedPiece", "encoded_batches", "problem_of_ids"]
 
 # Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
@@ -19,13 +23,24 @@ class EncodedBatch(NamedTuple):
     """Some documents, one after the other."""
 
     tokens: np.ndarray
-    """uint32, shape ``(sum of lengths,)``"""
+    """Integers, shape ``(sum of lengths,)``"""
     lengths: Sequence[int]
     """Tokens of each document"""
     origins: Sequence[tuple[int, int]]
     """(range's file, record in the range) of each document"""
     text_bytes: int
-    """Size of the texts in UTF-8"""
+    """Size of the texts in UTF-8, or of given ids in memory"""
+
+
+class EncodedPiece(Piece, Protocol):
+    """A piece of token ids that says itself what its batches are."""
+
+    def encoded(self, largest_id: int) -> Iterator[EncodedBatch]:
+        """Batches; tokens may come before the lengths of their documents.
+
+        Raises:
+            InputError: An id is none of ``[0, largest_id]``; the message names its place.
+        """
 
 
 def encoded_batches(piece: Piece, tokenizer: TextTokenizer) -> Iterator[EncodedBatch]:
@@ -34,29 +49,55 @@ def encoded_batches(piece: Piece, tokenizer: TextTokenizer) -> Iterator[EncodedB
     Raises:
         InputError: A document cannot be read or tokenized; the message names its place.
     """
-    for origins, texts in _batches(piece):
-        tokens, lengths = _encode(texts, origins, piece, tokenizer)
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    if hasattr(piece, "encoded"):  # no isinstance, which would ask for the ranges before they are read
+        yield from cast(EncodedPiece, piece).encoded(tokenizer.largest_id)
+        return
+    piece = cast(DocumentPiece, piece)
+    for origins, documents in _batches(piece, tokenizer):
+        texts = [document for document in documents if isinstance(document, str)]
+        if texts:
+            tokens, lengths = _encode(texts, origins, piece, tokenizer)
+            size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        else:
+            tokens, lengths = np.concatenate(documents), [len(ids) for ids in documents]
+            size = tokens.nbytes
         yield EncodedBatch(tokens, lengths, origins, size)
 
 
-def _batches(piece: Piece) -> Iterator[tuple[list[tuple[int, int]], list[str]]]:
+def problem_of_ids(ids: np.ndarray, largest_id: int) -> BadRecord | None:
+    """What is wrong with the token ids of a document: the first one that is none of ``[0, largest_id]``."""
+    if not len(ids) or (ids.min() >= 0 and ids.max() <= largest_id):
+        return None
+    place = int(np.argmax((ids < 0) | (ids > largest_id)))
+    return BadRecord(
+        "bad id", f"token id {ids[place]} at place {place:,} (from 0), expected 0 to {largest_id}, as the tokenizer has"
+    )
+
+
+def _batches(piece: DocumentPiece, tokenizer: TextTokenizer) -> Iterator[tuple[list[tuple[int, int]], list[Document]]]:
+    """Documents that are encoded together: texts, or given ids with all that belongs to them."""
     origins: list[tuple[int, int]] = []
-    texts: list[str] = []
-    characters = 0
-    for origin, text in piece:
+    documents: list[Document] = []
+    size = 0
+    for origin, document in piece:
+        if isinstance(document, np.ndarray):
+            problem = problem_of_ids(document, tokenizer.largest_id)
+            if problem is not None:
+                piece.reject(*origin, problem)
+                continue
+            document = tokenizer.complete(document.astype(np.uint32))
         origins.append(origin)
-        texts.append(text)
-        characters += len(text)
-        if len(texts) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
-            yield origins, texts
-            origins, texts, characters = [], [], 0
-    if texts:
-        yield origins, texts
+        documents.append(document)
+        size += len(document)
+        if len(documents) >= _BATCH_DOCUMENTS or size >= _BATCH_CHARACTERS:
+            yield origins, documents
+            origins, documents, size = [], [], 0
+    if documents:
+        yield origins, documents
 
 
 def _encode(
-    texts: list[str], origins: list[tuple[int, int]], piece: Piece, tokenizer: TextTokenizer
+    texts: list[str], origins: list[tuple[int, int]], piece: DocumentPiece, tokenizer: TextTokenizer
 ) -> tuple[np.ndarray, list[int]]:
     try:
         return tokenizer.encode_batch(texts)

@@ -28,6 +28,7 @@ from zephon_patches.errors import StoreError
 from zephon_patches.keys import canonical_json
 from zephon_patches.prepare.shards import Skipped
 from zephon_patches.store.atomic import TEMPORARY_SUFFIX, write_atomic
+from zephon_patches.store.indexed import index_bytes
 from zephon_patches.store.manifest import MANIFEST, FileRecord, InputRange, ShardRecord, shard_record
 
 __all__ = ["PLAN", "SKIPPED", "UNITS", "Unfinished", "Unit", "file_lock", "held", "plan_json", "store_locked", "taken"]
@@ -97,12 +98,14 @@ class Unfinished:
     Args:
         folder: Of the store.
         dtype: Of its tokens; only what asks for shards needs it.
+        in_place: Whether its tokens lie in the source's own files, so that shards have no ``.bin``.
     """
 
-    def __init__(self, folder: Path, dtype: np.dtype | None = None) -> None:
+    def __init__(self, folder: Path, dtype: np.dtype | None = None, in_place: bool = False) -> None:
         self.folder = folder
         self._units = folder / UNITS
         self._dtype = dtype
+        self._kind = "idx" if in_place else "bin"
 
     def is_closed(self) -> bool:
         """Whether the store has its manifest."""
@@ -198,12 +201,13 @@ class Unfinished:
             content = json.loads(self._record_path(f"{number:06d}-{part:03d}").read_bytes())
             last = content.pop("last")
             record = shard_record(content)
-            size = (self.folder / f"{record.name}.bin").stat().st_size
+            size = (self.folder / f"{record.name}.{self._kind}").stat().st_size
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None  # lost or damaged is as good as not there
         if record.skipped and not self.skipped_path(record.name).exists():
             return None
-        return (record, last) if size == record.tokens * self._dtype.itemsize else None
+        whole = record.tokens * self._dtype.itemsize if self._kind == "bin" else index_bytes(record.documents)
+        return (record, last) if size == whole else None
 
     def has(self, number: int, part: int) -> bool:
         """Whether a shard is finished."""
