@@ -30,6 +30,13 @@ _SOURCE_LISTS = ("sources", "validation_sources")
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+HUB = "hf://"
+"""What the path of a source on the Hugging Face hub begins with"""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+_SPLIT = re.compile(r"[\w.]+(-[\w.]+)*")
+
 _PROCESSOR = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")
 
 
@@ -43,7 +50,9 @@ class SourceConfig:
     path: str
     """
     File, folder (searched with its sub-folders) or glob of .jsonl, .parquet, .arrow and .txt files; .jsonl and .txt,
-    and .json with a JSON object a line, also as .gz and .zst; a folder that datasets.save_to_disk made
+    and .json with a JSON object a line, also as .gz and .zst; a folder that datasets.save_to_disk made. Token ids as
+    Megatron has them, a .bin, an .idx or what both begin with, are used where they are. hf://ORGANISATION/NAME is a
+    data set of the Hugging Face hub
     """
 
     text_field: str = "text"
@@ -52,10 +61,25 @@ class SourceConfig:
     the object meta, unless there is a field of that whole name
     """
 
+    token_field: str = ""
+    """
+    Field or column that holds the token ids of a record, in place of text_field: a list of integers, dotted as there
+    """
+
+    subset: str = ""
+    """Subset (configuration) of a data set of the hub; its only or default one where not set"""
+
+    split: str = ""
+    """Split of a data set of the hub; train where not set"""
+
+    revision: str = ""
+    """Branch, tag or commit of a data set of the hub; main where not set"""
+
     on_bad_record: OnBadRecord = "error"
     """
-    What becomes of a record that gives no text (a malformed line, invalid UTF-8, a lone surrogate, a field that is
-    missing or of another type): "error" stops, "skip" leaves it out, counts it in the manifest and lists it beside
+    What becomes of a record that gives no document (a malformed line, invalid UTF-8, a lone surrogate, a field that is
+    missing or of another type, an id that the tokenizer does not have): "error" stops, "skip" leaves it out, counts it
+    in the manifest and lists it beside
     """
 
     processor: str = ""
@@ -65,10 +89,13 @@ class SourceConfig:
     """
 
     add_bos: bool | None = None
-    """Whether BOS stands before each document, once; as data.add_bos where not set"""
+    """
+    Whether BOS stands before each document, once; as data.add_bos where not set. Given token ids stay as they are but
+    where this is true
+    """
 
     add_eos: bool | None = None
-    """Whether EOS stands behind each document, once; as data.add_eos where not set"""
+    """Whether EOS stands behind each document, once; as data.add_eos where not set. Of given token ids as add_bos"""
 
     def __post_init__(self) -> None:
         _check_type("source: name", self.name, str)
@@ -87,14 +114,47 @@ class SourceConfig:
             raise ConfigError(
                 f"source {self.name!r}: processor = {self.processor!r}: expected 'package.module:function'"
             )
+        _check_type(f"source {self.name!r}: token_field", self.token_field, str)
         if self.processor and self.text_field != "text":
             raise ConfigError(
                 f"source {self.name!r}: both processor and text_field are set, and a processor gets the whole record; "
                 "leave one of them out"
             )
+        for key, is_set in (("text_field", self.text_field != "text"), ("processor", bool(self.processor))):
+            if self.token_field and is_set:
+                raise ConfigError(
+                    f"source {self.name!r}: both token_field and {key} are set, and a record gives either token ids or "
+                    "texts; leave one of them out"
+                )
+        self._check_hub()
         for key in ("add_bos", "add_eos"):
             _check_flag(f"source {self.name!r}: {key}", getattr(self, key))
         _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)
+
+    def _check_hub(self) -> None:
+        on_hub = self.path.startswith(HUB)
+        if on_hub and not _HUB_NAME.fullmatch(self.path.removeprefix(HUB)):
+            raise ConfigError(
+                f"source {self.name!r}: path = {self.path!r}: expected hf://ORGANISATION/NAME, such as "
+                "hf://allenai/c4, with subset, split and revision as keys of their own"
+            )
+        for key in ("subset", "split", "revision"):
+            value = getattr(self, key)
+            _check_type(f"source {self.name!r}: {key}", value, str)
+            if value and not on_hub:
+                raise ConfigError(
+                    f"source {self.name!r}: {key} = {value!r} is of data sets of the Hugging Face hub, whose path is "
+                    "hf://ORGANISATION/NAME; leave it out"
+                )
+        if self.revision and not _REVISION.fullmatch(self.revision):
+            raise ConfigError(
+                f"source {self.name!r}: revision = {self.revision!r}: expected the name of a branch or tag, or a commit"
+            )
+        if self.split and not _SPLIT.fullmatch(self.split):
+            raise ConfigError(
+                f"source {self.name!r}: split = {self.split!r}: expected the name of one split, such as 'train'; parts "
+                "and sums of splits are not read"
+            )
 
 
 @dataclass
@@ -143,9 +203,10 @@ class DataConfig:
     sources: list[SourceConfig] = field(default_factory=list)
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
-    folder or glob), text_field ("text" by default), on_bad_record ("error" or "skip"), processor
-    ("package.module:function"), add_bos and add_eos (where they differ from those of [data]). Without any,
-    training.dataset and training.dataset_path are the source
+    folder, glob, or hf://ORGANISATION/NAME), text_field ("text" by default) or token_field (of token ids) or processor
+    ("package.module:function"), on_bad_record ("error" or "skip"), add_bos and add_eos (where they differ from those of
+    [data]), and on the hub subset, split and revision. Without any, training.dataset and training.dataset_path are the
+    source
     """
 
     validation_sources: list[SourceConfig] = field(default_factory=list)
@@ -194,12 +255,12 @@ class Data(DataConfig):
     Where the data comes from, in which order it is trained on, and by which loader: a training config's [data] table.
 
     The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
-    source's name, and that of its folder in the cache), path (file, folder or glob), text_field (field or
-    column with the text of a record; "text" by default), on_bad_record ("error" or "skip"), processor
-    ("package.module:function" that makes texts of a record), add_bos and add_eos (where they differ from
-    those here). An argument can override them by number: --data.sources.0.path. Without any source,
-    training.dataset and training.dataset_path are the source. [[data.validation_sources]] likewise for
-    validation.
+    source's name, and that of its folder in the cache), path (file, folder or glob, or hf://ORGANISATION/NAME),
+    text_field (field or column with the text of a record; "text" by default) or token_field (with token ids) or
+    processor ("package.module:function" that makes texts of a record), on_bad_record ("error" or "skip"), add_bos
+    and add_eos (where they differ from those here), and on the hub subset, split and revision. An argument can
+    override them by number: --data.sources.0.path. Without any source, training.dataset and training.dataset_path
+    are the source. [[data.validation_sources]] likewise for validation.
     """
 
     loading_strategy: LoadingStrategy = "stock"

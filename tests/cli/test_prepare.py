@@ -204,7 +204,7 @@ def test_interrupted_while_it_is_imported_it_ends_with_one_line(corpus, capsys, 
 
     monkeypatch.setattr(command, "add_to", interrupted)
     assert prepare("--config", corpus.folder / "run.toml") == 130
-    assert capsys.readouterr().err == "zephon-data: interrupted; the same command goes on from here\n"
+    assert capsys.readouterr().err == "zephon-data: interrupted; start it again to go on\n"
 
 
 # --- errors ---

@@ -13,7 +13,7 @@ import sys
 import time
 
 from zephon_patches.config import SourceConfig
-from zephon_patches.prepare import build, builder, encoding, progress, unfinished
+from zephon_patches.prepare import build, builder, encoding, progress
 from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
@@ -51,8 +51,8 @@ def main() -> None:
 
     encoder.encode_batch = slow
     built = []
-    begin = unfinished.Unfinished.begin
-    unfinished.Unfinished.begin = lambda store, number, parts: (built.append(number), begin(store, number, parts))
+    remove = builder.Builder._remove_temporary
+    builder.Builder._remove_temporary = lambda one, number: (built.append(number), remove(one, number))
     print("ready", flush=True)
     source = FileInput(SourceConfig(name="web", path=texts))
     building = build.Building(one_per_machine=one_per_machine == "1")

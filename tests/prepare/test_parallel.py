@@ -202,7 +202,7 @@ def test_interrupted_at_any_moment_all_end_with_one_line_and_status_130(mixed, d
     out, err = ended(process)
     assert time.monotonic() - sent < 30
     assert (process.returncode, out) == (130, "")
-    assert err.splitlines() == ["zephon-data prepare: interrupted; the same command goes on from here"]
+    assert err.splitlines() == ["zephon-data prepare: interrupted; start it again to go on"]
     assert not list(store_folder(mixed).rglob(".*"))
     process = command(mixed, "--workers", 3)
     _, err = ended(process)

@@ -37,7 +37,7 @@ def texts(path, start=0, stop=None, field="text"):
         if record is BLANK:
             found.append(None)
             continue
-        result = record if isinstance(record, BadRecord) else Reading(field).texts(record, reader.noun)
+        result = record if isinstance(record, BadRecord) else Reading(field).documents(record, reader.noun)
         if isinstance(result, BadRecord):
             raise InputError(f"{reader.place(path, start, number)}: {result.message}")
         found += result
@@ -402,7 +402,7 @@ def test_bad_line_of_a_compressed_file_is_named(tmp_path, compression):
     for skip in (0, 1):
         reader = format_of(path)
         (*_, record) = (record for record, _ in reader.stream(path, "text", skip))
-        assert Reading("text").texts(record, reader.noun).message == "field 'text' holds a number, expected a text"
+        assert Reading("text").documents(record, reader.noun).message == "field 'text' holds a number, expected a text"
     assert reader.place(path, 0, 2) == f"{path}, line 3"
 
 

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"zephon-data{command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"zephon-data{command}: interrupted; the same command goes on from here", file=sys.stderr)
+        print(f"zephon-data{command}: interrupted; start it again to go on", file=sys.stderr)
         return _INTERRUPTED
 
 

@@ -11,18 +11,20 @@ that share the cache folder; they share the work. Of a Slurm array:
 """
 
 import argparse
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
 from zephon_patches.cli.table import aligned
-from zephon_patches.config import Data, DataConfig, SourceConfig, TokenizerEngine, data_config_from_table
+from zephon_patches.config import HUB, Data, DataConfig, SourceConfig, TokenizerEngine, data_config_from_table
 from zephon_patches.errors import ConfigError, StoreError
 from zephon_patches.prepare.build import Building, Outlook, build_part, look_at, open_or_build, tokenizer_for
 from zephon_patches.prepare.builder import Part
-from zephon_patches.prepare.shards import FileInput
+from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.store.indexed import HEADER
 from zephon_patches.store.reader import TokenStore
@@ -34,7 +36,17 @@ else:
 
 __all__ = ["add_to"]
 
-_SOURCE_OPTIONS = ("text_field", "on_bad_record", "processor", "add_bos", "add_eos")
+_SOURCE_OPTIONS = (
+    "text_field",
+    "token_field",
+    "subset",
+    "split",
+    "revision",
+    "on_bad_record",
+    "processor",
+    "add_bos",
+    "add_eos",
+)
 
 
 def add_to(commands: Any) -> None:
@@ -48,6 +60,10 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--config", type=Path, help="training config (TOML); all its sources are prepared")
     parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
+    parser.add_argument("--token-field", help="its field or column with token ids, in place of texts (none)")
+    parser.add_argument("--subset", help="its subset, where its path is hf://ORGANISATION/NAME (its default)")
+    parser.add_argument("--split", help="its split on the hub (train)")
+    parser.add_argument("--revision", help="its branch, tag or commit on the hub (main)")
     parser.add_argument("--on-bad-record", help="what becomes of its bad records: error or skip (error)")
     parser.add_argument("--processor", help="function that makes texts of its records: package.module:function (none)")
     for name, place in (("bos", "before"), ("eos", "behind")):
@@ -93,7 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
     part = None if arguments.part is None else _part(arguments.part)
     encoder = TextTokenizer(tokenizer, data.tokenizer_engine, arguments.exact)
     sources = [*data.sources, *data.validation_sources]
-    inputs = [FileInput(source) for source in sources]
+    if arguments.engine == "ray":  # whose tasks run in another folder
+        sources = [s if s.path.startswith(HUB) else replace(s, path=os.path.abspath(s.path)) for s in sources]
+    inputs = [make_input(source) for source in sources]
     roles = ["training"] * len(data.sources) + ["validation"] * len(data.validation_sources)
     encoders = [tokenizer_for(files, data, encoder) for files in inputs]
     where = data.cache_dir, data.shard_bytes

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from zephon_patches.errors import StoreError
+from zephon_patches.errors import ConfigError, StoreError
 from zephon_patches.prepare.repair import rebuild_command, reopen_store
 from zephon_patches.store.manifest import MANIFEST, Manifest
 from zephon_patches.store.verify import verify_store
@@ -33,11 +33,21 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="remove damaged shards, and the manifest, so that the next build makes just them",
     )
+    parser.add_argument(
+        "--tokens-in",
+        metavar="FOLDER",
+        type=Path,
+        help="folder of the .bin and .idx files of a store whose tokens are in place (such files are not checked)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    sound = [_verify(store, arguments.repair) for path in arguments.stores for store in _stores_at(path)]
+    if arguments.repair and arguments.tokens_in is not None:
+        raise ConfigError("--repair makes the files of a store anew, and --tokens-in names others; leave one out")
+    sound = [
+        _verify(store, arguments.repair, arguments.tokens_in) for path in arguments.stores for store in _stores_at(path)
+    ]
     return 0 if all(sound) else 1
 
 
@@ -48,16 +58,29 @@ def _stores_at(path: Path) -> list[Path]:
     return found or [path]  # an unfinished store, or none: an error that says so
 
 
-def _verify(folder: Path, repair: bool) -> bool:
+def _verify(folder: Path, repair: bool, tokens_root: Path | None) -> bool:
     try:
-        damages = reopen_store(folder) if repair else verify_store(folder)
+        damages = reopen_store(folder) if repair else verify_store(folder, tokens_root)
         if not damages:
             manifest = Manifest.read(folder)
+            if manifest.in_place and tokens_root is None:
+                print(
+                    f"{folder}: its tokens are in place, in {_names_of(manifest)}: they were NOT checked; give their "
+                    "folder with --tokens-in FOLDER"
+                )
             counts = f"{manifest.documents:,} documents, {manifest.tokens:,} tokens, {len(manifest.shards):,} shards"
             print(f"{folder}: sound, {counts}")
             return True
         for damage in damages:
             print(f"{damage.path}: {damage.problem}")
+        input_files = sorted({damage.path for damage in damages if damage.path.parent != folder})
+        if input_files:
+            print(
+                f"{folder}: {len(input_files):,} files are the source's own; bring back what the store was built from"
+            )
+        damages = [damage for damage in damages if damage.path not in input_files]
+        if not damages:
+            return False
         shards = len({damage.shard for damage in damages})
         if repair:
             print(
@@ -68,3 +91,8 @@ def _verify(folder: Path, repair: bool) -> bool:
     except StoreError as error:
         print(error)
     return False
+
+
+def _names_of(manifest: Manifest) -> str:
+    names = [file.name for file in manifest.files if file.name.endswith(".bin")]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")

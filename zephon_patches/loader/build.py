@@ -17,7 +17,8 @@ from zephon_patches.mapping import Topology
 from zephon_patches.order.global_order import GlobalOrder
 from zephon_patches.order.shuffle import SourceOrder
 from zephon_patches.prepare.build import Building, open_or_build, tokenizer_for
-from zephon_patches.prepare.shards import FileInput, Input
+from zephon_patches.prepare.inputs import make_input
+from zephon_patches.prepare.shards import Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.samples.chunking import num_samples
 from zephon_patches.store.reader import TokenStore
@@ -150,7 +151,7 @@ def _open(
     if seq_len < 1:
         raise ConfigError(f"seq_len = {seq_len}: expected at least 1")
     if inputs is None:
-        inputs = [FileInput(source) for source in config.sources]
+        inputs = [make_input(source) for source in config.sources]
     if len(inputs) != 1:
         raise ConfigError(
             f"data.sources: found {len(inputs)} sources, expected one; give one [[data.sources]] table whose path "

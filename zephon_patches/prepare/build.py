@@ -10,7 +10,6 @@ for each other in a collective, so a long build runs into no timeout of the proc
 """
 
 import logging
-import os
 import pickle
 import time
 from collections.abc import Sequence
@@ -96,7 +95,7 @@ def open_or_build(
     while not _is_finished(source, builder.folder) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     _finish(builder, building)
-    return TokenStore(builder.folder)
+    return _open(source, folder)
 
 
 def build_part(
@@ -117,7 +116,11 @@ def build_part(
         return TokenStore(folder)
     builder = Builder(source, tokenizer, folder, recipe, building.max_minutes, part=part)
     standing = _finish(builder, building)
-    return TokenStore(builder.folder) if standing is None else standing
+    return _open(source, folder) if standing is None else standing
+
+
+def _open(source: Input, folder: Path) -> TokenStore:
+    return TokenStore(folder, None if source.in_place is None else source.in_place.root)
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,12 @@ def look_at(source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shar
 def _find(
     source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shard_bytes: int
 ) -> tuple[Path, dict[str, Any] | None]:
-    """The folder and the recipe of a source's store; no recipe for a finished store whose texts are gone."""
+    """The folder and the recipe of a source's store; no recipe for a finished store that needs no files."""
     _check_apart(source, Path(cache_dir))
     recipe = {"format": FORMAT, "shard_bytes": shard_bytes, "tokenizer": tokenizer.identity, **source.recipe()}
     parent = Path(cache_dir) / source.name
+    if (standing := _store_of_version(source, parent, fingerprint(recipe))) is not None:
+        return standing, None
     if source.has_files and not source.files:
         return _only_store(source, parent, fingerprint(recipe)), None
     files_key = fingerprint([[file.name, file.bytes] for file in source.files])
@@ -188,20 +193,31 @@ def _check_apart(source: Input, cache_dir: Path) -> None:
         )
 
 
+def _store_of_version(source: Input, parent: Path, recipe_key: str) -> Path | None:
+    """A finished store of the version that a source would read; its files need not be here."""
+    if source.version is not None:
+        for path in sorted(parent.glob(f"{recipe_key}-*/{MANIFEST}")):
+            files = Manifest.read(path.parent).files
+            if files and all(file.name.startswith(f"{source.version}/") for file in files):
+                return path.parent
+    return None
+
+
 def _only_store(source: Input, parent: Path, recipe_key: str) -> Path:
     """The one finished store of a source whose texts are gone."""
     stores = sorted(path.parent for path in parent.glob(f"{recipe_key}-*/{MANIFEST}"))
+    missing, advice = source.missing()
     if not stores:
         raise InputError(
-            f"source {source.name!r}: {source.path} matches no file, and {parent} has no finished store of it for "
-            f"this tokenizer and these settings; correct the source's path (relative paths start at {os.getcwd()})"
+            f"source {source.name!r}: {missing}, and {parent} has no finished store of it for this tokenizer and these "
+            f"settings; {advice}"
         )
     if len(stores) > 1:
         raise InputError(
-            f"source {source.name!r}: {source.path} matches no file, and there are {len(stores)} stores to choose "
+            f"source {source.name!r}: {missing}, and there are {len(stores)} stores to choose "
             f"from: {', '.join(map(str, stores))}; remove all but the one to use, or bring the files back"
         )
-    logger.info("source %r: %s matches no file; using its store %s", source.name, source.path, stores[0])
+    logger.info("source %r: %s; using its store %s", source.name, missing, stores[0])
     return stores[0]
 
 
@@ -273,7 +289,7 @@ def _build(builder: Builder, building: Building) -> Standing | None:
 def _build_elsewhere(builder: Builder, todo: Sequence[int], size: int, building: Building, progress: Progress) -> None:
     """Lets other processes build, where there are to be some."""
     processes, threads = parallel.share_out(building.workers, len(todo), size)
-    if processes == 1 and not building.on_ray:
+    if not todo or (processes == 1 and not building.on_ray):
         return
     job = builder.job()
     try:

@@ -114,14 +114,16 @@ class Builder:
         self.folder = folder
         self.recipe = recipe
         self.part = part
-        self._dtype = dtype_for(tokenizer.largest_id)
-        self.store = Unfinished(folder, self._dtype, tokenizer.exact)
+        in_place = source.in_place
+        self._dtype = dtype_for(tokenizer.largest_id) if in_place is None else in_place.dtype
+        self.store = Unfinished(folder, self._dtype, in_place is not None, tokenizer.exact)
         self._encoder = Encoder(tokenizer, folder, source.name)
         self.shard_bytes = shard_bytes_for(recipe["shard_bytes"], sum(file.bytes for file in source.files))
         self._max_minutes = max_minutes
         self._started = time.monotonic()
         self._waited = 0.0
         self._reported = float("-inf")
+        self._temporary: dict[int, list[Path]] | None = None
         self.on_progress: Callable[[Live], None] = lambda live: None
         self.on_wait: Callable[[], None] = lambda: None
 
@@ -245,18 +247,26 @@ class Builder:
         return True
 
     def _build_rest(self, number: int, unit: Unit) -> None:
-        """Builds what is missing of a unit, whose lock this builder holds."""
+        """Builds what is missing of a unit, whose lock is held."""
         records, complete = self.store.shards(number)  # another may have built it between the two looks
-        if complete:
-            return
         self._waited = 0.0
-        self.store.begin(number, len(records))
+        self._remove_temporary(number)
         live = Live(unit=number)
+        while not complete:
+            before = len(records)
+            self._build_from(number, unit, records, live)
+            records, complete = self.store.shards(number)
+            if len(records) == before:
+                self._encoder.check_trusted()  # what it wrote may count no longer
+                raise StoreError(f"{self.folder}: shard {number:06d}-{before:03d} is not there as it was written")
+
+    def _build_from(self, number: int, unit: Unit, records: list[ShardRecord], live: Live) -> None:
+        """Builds the shards of a unit behind its first ones, up to its end or to a shard that is finished already."""
         skip = sum(piece.records for record in records for piece in record.ranges)
         pieces = self.source.pieces(unit, self.shard_bytes, skip)
         for part, piece in enumerate(pieces, start=len(records)):
             live.shard, live.documents, live.tokens = f"{number:06d}-{part:03d}", 0, 0
-            with ShardWriter(self.folder, live.shard, self._dtype) as writer:
+            with ShardWriter(self.folder, live.shard, self._dtype, self.source.in_place is not None) as writer:
                 for batch in self._encoder.batches(piece):
                     writer.add(batch.tokens, batch.lengths, batch.origins)
                     live.documents += len(batch.lengths)
@@ -268,6 +278,15 @@ class Builder:
             self.store.mark(record, piece.last, piece.skipped, self._encoder.is_proven)
             if not any(self.source.num_bytes(input_range) for input_range in unit):
                 self._check_time()
+            if self.store.has(number, part + 1):  # the one before it was lost
+                return
+
+    def _remove_temporary(self, number: int) -> None:
+        """Removes what dead builders left of a unit; its lock is held."""
+        if self._temporary is None:  # one look at the folders serves all units until this builder has to wait
+            self._temporary = self.store.temporary()
+        for path in self._temporary.pop(number, []):
+            path.unlink(missing_ok=True)
 
     def wait(self, what: str, standing: Standing) -> None:
         """Waits a moment for others; says what for now and then.
@@ -276,6 +295,7 @@ class Builder:
             ConfigError: It took too long.
         """
         now = time.monotonic()
+        self._temporary = None
         self._waited = self._waited or now
         # Moments need no line, such as those of a thousand ranks that come at once.
         if now - self._waited >= _QUIET_SECONDS and now - self._reported >= _REPORT_SECONDS:
@@ -319,7 +339,8 @@ class Builder:
             if not complete:
                 return False
             records += shards
-        manifest = Manifest(self.recipe, self._dtype.str, self.source.files, records)
+        in_place = self.source.in_place is not None
+        manifest = Manifest(self.recipe, self._dtype.str, self.source.files, records, in_place)
         if manifest.skipped:
             self._list_skipped(manifest)
         write_atomic(self.folder / MANIFEST, manifest.to_json())

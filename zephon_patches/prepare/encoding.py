@@ -1,10 +1,13 @@
-"""Documents of a piece of input to token ids, batch by batch, by a fast engine that is watched, or by the reference."""
+"""Documents of a piece of input to token ids, batch by batch, by a fast engine that is watched, or by the reference.
+
+Given token ids pass as they are, once each is found to be one of the tokenizer's.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -18,10 +21,11 @@ from zephon_patches.prepare.exactness import (
     distrust,
     is_distrusted,
 )
-from zephon_patches.prepare.shards import Piece
+from zephon_patches.prepare.readers import BadRecord
+from zephon_patches.prepare.shards import Document, DocumentPiece, Piece
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
-__all__ = ["EncodedBatch", "Encoder"]
+__all__ = ["EncodedBatch", "EncodedPiece", "Encoder", "problem_of_ids"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +33,31 @@ logger = logging.getLogger(__name__)
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
 
 
-_Batch = tuple[list[tuple[int, int]], list[str]]  # origins and texts of some documents
+_Batch = tuple[list[tuple[int, int]], list[Document]]  # origins, and texts or ids
 
 
 class EncodedBatch(NamedTuple):
     """Some documents, one after the other."""
 
     tokens: np.ndarray
-    """uint32, shape ``(sum of lengths,)``"""
+    """Integers, shape ``(sum of lengths,)``"""
     lengths: Sequence[int]
     """Tokens of each document"""
     origins: Sequence[tuple[int, int]]
     """(range's file, record in the range) of each document"""
     text_bytes: int
-    """Size of the texts in UTF-8"""
+    """Size of the texts in UTF-8, or of given ids in memory"""
+
+
+class EncodedPiece(Piece, Protocol):
+    """A piece of token ids that says itself what its batches are."""
+
+    def encoded(self, largest_id: int) -> Iterator[EncodedBatch]:
+        """Batches; tokens may come before the lengths of their documents.
+
+        Raises:
+            InputError: An id is none of ``[0, largest_id]``; the message names its place.
+        """
 
 
 class Encoder:
@@ -102,9 +117,12 @@ class Encoder:
             EngineDistrusted: The engine differed from the reference. Nothing of it may be used, from this piece or
                 another; an ``Encoder`` that is made anew uses the reference.
         """
-        self.load()
+        if hasattr(piece, "encoded"):  # no isinstance, which would ask for the ranges before they are read
+            yield from cast(EncodedPiece, piece).encoded(self._reference.largest_id)
+            return
+        piece = cast(DocumentPiece, piece)
         sampling = Sampling(self._compare)
-        batches = _batches(piece)
+        batches = _batches(piece, self._reference)
         batch = next(batches, None)
         # While one batch is encoded, which needs no Python, the next one is read.
         with ThreadPoolExecutor(1, thread_name_prefix="encoder") as thread:
@@ -114,8 +132,13 @@ class Encoder:
                 yield encoded.result()
         sampling.finish()
 
-    def _encode(self, batch: _Batch, piece: Piece, sampling: Sampling) -> EncodedBatch:
-        origins, texts = batch
+    def _encode(self, batch: _Batch, piece: DocumentPiece, sampling: Sampling) -> EncodedBatch:
+        origins, documents = batch
+        if isinstance(documents[0], np.ndarray):
+            tokens, lengths = np.concatenate(documents), [len(ids) for ids in documents]
+            return EncodedBatch(tokens, lengths, origins, tokens.nbytes)
+        texts = cast(list[str], documents)
+        self.load()
         if self._fast is None:
             tokens, lengths = _encode(texts, origins, piece, self._reference)
         else:
@@ -152,23 +175,40 @@ class Encoder:
             raise EngineDistrusted(self._fast.engine_name)
 
 
-def _batches(piece: Piece) -> Iterator[_Batch]:
+def problem_of_ids(ids: np.ndarray, largest_id: int) -> BadRecord | None:
+    """What is wrong with the token ids of a document: the first one that is none of ``[0, largest_id]``."""
+    if not len(ids) or (ids.min() >= 0 and ids.max() <= largest_id):
+        return None
+    place = int(np.argmax((ids < 0) | (ids > largest_id)))
+    return BadRecord(
+        "bad id", f"token id {ids[place]} at place {place:,} (from 0), expected 0 to {largest_id}, as the tokenizer has"
+    )
+
+
+def _batches(piece: DocumentPiece, tokenizer: TextTokenizer) -> Iterator[_Batch]:
+    """Documents that are encoded together: texts, or given ids with all that belongs to them."""
     origins: list[tuple[int, int]] = []
-    texts: list[str] = []
-    characters = 0
-    for origin, text in piece:
+    documents: list[Document] = []
+    size = 0
+    for origin, document in piece:
+        if isinstance(document, np.ndarray):
+            problem = problem_of_ids(document, tokenizer.largest_id)
+            if problem is not None:
+                piece.reject(*origin, problem)
+                continue
+            document = tokenizer.complete(document.astype(np.uint32))
         origins.append(origin)
-        texts.append(text)
-        characters += len(text)
-        if len(texts) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
-            yield origins, texts
-            origins, texts, characters = [], [], 0
-    if texts:
-        yield origins, texts
+        documents.append(document)
+        size += len(document)
+        if len(documents) >= _BATCH_DOCUMENTS or size >= _BATCH_CHARACTERS:
+            yield origins, documents
+            origins, documents, size = [], [], 0
+    if documents:
+        yield origins, documents
 
 
 def _encode(
-    texts: list[str], origins: list[tuple[int, int]], piece: Piece, tokenizer: TextTokenizer
+    texts: list[str], origins: list[tuple[int, int]], piece: DocumentPiece, tokenizer: TextTokenizer
 ) -> tuple[np.ndarray, list[int]]:
     try:
         return tokenizer.encode_batch(texts)

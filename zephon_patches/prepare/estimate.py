@@ -30,7 +30,8 @@ def estimated_minutes(source: Input, tokenizer: TextTokenizer, units: Iterable[U
     if size < _ESTIMATED_BYTES:
         return 0.0
     encoder = Encoder(tokenizer, None, source.name)
-    encoder.load()
+    if source.in_place is None:
+        encoder.load()
     started = time.monotonic()
     sampled = 0
     for unit in units:

@@ -86,6 +86,7 @@ class Progress:
             initial=self._first_bytes,
             unit="B",
             unit_scale=True,
+            smoothing=0.0,  # units come in large steps
             disable=not sys.stderr.isatty(),
             leave=False,
         )

@@ -15,9 +15,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
+import numpy as np
 import orjson
 import zstandard
 
@@ -137,24 +139,50 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the texts of a record are found."""
+    """How the document of a record is found.
 
-    text_field: str
+    Args:
+        field: Its name, dotted or not.
+        setting: The source's setting that names it: ``token_field`` if it holds token ids, else ``text_field``.
+    """
 
-    def texts(self, record: Any, noun: str) -> list[str] | BadRecord:
-        """The texts of a record that is neither blank nor bad."""
+    field: str
+    setting: str = "text_field"
+
+    def documents(self, record: Any, noun: str) -> list[str | np.ndarray] | BadRecord:
+        """The documents of a record that is neither blank nor bad: a text, or integers of shape ``(tokens,)``."""
         if not isinstance(record, dict):
-            return not_an_object(record, f" with the field {self.text_field!r}")
-        text = field_of(record, self.text_field)
-        if text is _MISSING:
+            return not_an_object(record, f" with the field {self.field!r}")
+        value = field_of(record, self.field)
+        if value is _MISSING:
             return BadRecord(
                 "no field",
-                f"no {noun} {self.text_field!r}; its {noun}s are {', '.join(map(repr, record)) or 'none'}; set "
-                "text_field of the source",
+                f"no {noun} {self.field!r}; its {noun}s are {', '.join(map(repr, record)) or 'none'}; set "
+                f"{self.setting} of the source",
             )
-        if not isinstance(text, str):
-            return BadRecord("wrong type", f"{noun} {self.text_field!r} holds {_kind(text)}, expected a text")
-        return [text]
+        name = f"{noun} {self.field!r}"
+        if self.setting == "token_field":
+            ids = _token_ids(value, name)
+            return ids if isinstance(ids, BadRecord) else [ids]
+        if not isinstance(value, str):
+            return BadRecord("wrong type", f"{name} holds {_kind(value)}, expected a text")
+        return [value]
+
+
+def _token_ids(value: Any, name: str) -> np.ndarray | BadRecord:
+    """A field's token ids as integers; whether the tokenizer has them is asked elsewhere."""
+    if isinstance(value, np.ndarray):  # of Arrow: integers, without nulls
+        return value
+    if not isinstance(value, list):
+        return BadRecord("wrong type", f"{name} holds {_kind(value)}, expected a list of token ids")
+    if set(map(type, value)) <= {int}:  # `isinstance` takes true and false for numbers
+        try:
+            return np.array(value, dtype=np.int64)
+        except OverflowError:
+            return np.array(value, dtype=np.uint64)  # the parser gives no larger ones
+    place, wrong = next((place, item) for place, item in enumerate(value) if type(item) is not int)
+    shown = f"{wrong!r:.40}" if isinstance(wrong, str | float) else _kind(wrong)
+    return BadRecord("wrong type", f"{name} holds {shown} at place {place:,} (from 0), expected token ids")
 
 
 class JsonLines:
@@ -262,7 +290,7 @@ class Parquet:
         while True:
             try:
                 batch = next(batches, None)
-                rows = [] if batch is None else _rows(batch)
+                rows = [] if batch is None else _rows(batch, text_field)
             except (pyarrow.ArrowException, OSError, ValueError) as error:
                 raise InputError(
                     f"{self.place(path, start, record)} or soon after: cannot be read as parquet ({error})"
@@ -371,7 +399,7 @@ class Arrow:
                 needed = None if text_field is None else [c for c in columns if (text_field + ".").startswith(c + ".")]
                 while (batch := self._next(reader)) is not None:
                     stop = file.tell()
-                    rows = [] if number + batch.num_rows <= skip else _rows(_select(batch, needed))
+                    rows = [] if number + batch.num_rows <= skip else _rows(_select(batch, needed), text_field)
                     for row, record in enumerate(rows, start=1):
                         if number + row > skip:
                             yield record, stop - start if row == len(rows) else 0
@@ -576,13 +604,67 @@ def _has_field(schema: Any, name: str) -> bool:
     )
 
 
-def _rows(batch: Any) -> list[Any]:
-    """The rows of an Arrow batch."""
+def _rows(batch: Any, field: str | None) -> list[Any]:
+    """The rows of an Arrow batch, of which ``field`` is needed, or all."""
+    ids = None if field is None else _integer_lists(batch, field)
+    if ids is not None:
+        return [{field: row} for row in ids]
     try:
         rows: list[Any] = batch.to_pylist()
         return rows
     except UnicodeDecodeError:
         return [_row(batch.slice(row, 1)) for row in range(batch.num_rows)]
+
+
+def _integer_lists(batch: Any, field: str) -> list[np.ndarray | None] | None:
+    """The values of a column of integer lists, as views of Arrow's own memory; None if ``field`` is something else.
+
+    Integers of a list that is null, or a list with nulls in it, are told by the slow way, which says where.
+    """
+    import pyarrow.compute
+    from pyarrow import types
+
+    column = _column(batch, field)
+    kind = None if column is None else column.type
+    if kind is None or not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return None
+    if not types.is_integer(kind.value_type) or pyarrow.compute.list_flatten(column).null_count:
+        return None
+    if types.is_fixed_size_list(kind):
+        bounds = (np.arange(len(column) + 1) + column.offset) * kind.list_size
+    else:
+        bounds = column.offsets.to_numpy()
+    # Values in front of a slice, and behind null lists, are there too: the offsets go around them.
+    values = _without_nulls(column.values)
+    rows: list[np.ndarray | None] = [values[a:b] for a, b in pairwise(bounds.tolist())]
+    if column.null_count:
+        for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
+            rows[row] = None
+    return rows
+
+
+def _without_nulls(values: Any) -> np.ndarray:
+    """An Arrow array of integers as it lies in memory; what stands where it has nulls does not matter."""
+    dtype = np.dtype(values.type.to_pandas_dtype())
+    if not len(values):
+        return np.empty(0, dtype)
+    return np.frombuffer(values.buffers()[1], dtype, len(values), values.offset * dtype.itemsize)
+
+
+def _column(batch: Any, name: str) -> Any:
+    """What ``field_of`` would find in each row, as one Arrow array; None if there is no such column."""
+    import pyarrow.compute
+
+    names = batch.schema.names if hasattr(batch, "schema") else [field.name for field in batch.type]
+    if name in names:
+        place = names.index(name)
+        return batch.column(place) if hasattr(batch, "schema") else pyarrow.compute.struct_field(batch, [place])
+    for outer, inner in _splits(name):
+        if outer in names:
+            column = _column(batch, outer)
+            if pyarrow.types.is_struct(column.type) and (found := _column(column, inner)) is not None:
+                return found
+    return None
 
 
 def _row(batch: Any) -> Any:
@@ -596,7 +678,7 @@ def _kind(value: object) -> str:
     if value is None:
         return "null"
     numbers = dict.fromkeys((int, float), "a number")
-    names = {str: "a text", bool: "true or false", list: "a list", dict: "an object", **numbers}
+    names = {str: "a text", bool: "true or false", list: "a list", np.ndarray: "a list", dict: "an object", **numbers}
     return names.get(type(value), type(value).__name__)
 
 

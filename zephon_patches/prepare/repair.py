@@ -13,6 +13,7 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 
+from zephon_patches.config import HUB
 from zephon_patches.errors import StoreError
 from zephon_patches.prepare.unfinished import PLAN, UNITS, Unfinished, store_locked
 from zephon_patches.store.atomic import sync_folder
@@ -27,11 +28,18 @@ def rebuild_command(folder: Path) -> str:
     folder = folder.absolute()
     recipe = Manifest.read(folder).recipe
     repair = shlex.join(["zephon-data", "verify", "--repair", str(folder)])
-    if "text_field" not in recipe:
+    field = next((key for key in ("text_field", "token_field") if key in recipe), None)
+    if field is None and recipe.get("tokens") != "in place":
         return f"{repair}, and the next start of the training run"
     arguments = ["--cache-dir", str(folder.parent.parent), "--shard-bytes", str(recipe.get("shard_bytes", 0))]
-    arguments += ["--text-field", str(recipe["text_field"])]
-    prepare = f"zephon-data prepare --source {shlex.quote(folder.parent.name)}=TEXTS --tokenizer TOKENIZER"
+    arguments += [] if field is None else [f"--{field.replace('_', '-')}", str(recipe[field])]
+    path = "TEXTS"
+    if "hub" in recipe:
+        name, *values = recipe["hub"]
+        path = HUB + name
+        for key, value in zip(("subset", "split", "revision"), values, strict=True):
+            arguments += [f"--{key}", value] if value else []
+    prepare = f"zephon-data prepare --source {shlex.quote(f'{folder.parent.name}={path}')} --tokenizer TOKENIZER"
     return f"{repair} && {prepare} {shlex.join(arguments)}"
 
 

@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import xxhash
 
 from zephon_patches.config import SourceConfig
@@ -38,7 +39,23 @@ from zephon_patches.prepare.readers import (
 )
 from zephon_patches.store.manifest import FileRecord, InputRange
 
-__all__ = ["FileInput", "Input", "Piece", "RecordInput", "Skipped", "cut_units", "hash_range"]
+__all__ = [
+    "Document",
+    "DocumentPiece",
+    "FileInput",
+    "FoundFiles",
+    "InPlace",
+    "Input",
+    "Piece",
+    "RecordInput",
+    "Skipped",
+    "check_unchanged",
+    "cut_units",
+    "file_record",
+    "hash_range",
+    "list_files",
+    "reading_input",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +69,18 @@ _BLOCK = 4 * MIB
 _DATA_SET_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
+Document = str | np.ndarray
+"""A text, or token ids: integers, shape ``(tokens,)``"""
+
+FoundFiles = tuple[Path, list[FileRecord]]
+"""A folder, and the files of a source with names relative to it, in their order"""
+
 Skipped = tuple[int, int, str]
 """A record that was left out: the range's file, the record in the range, the reason"""
 
 
 class Piece(Protocol):
-    """The input of one shard: iterate it once, then ask what it was."""
-
-    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
-        """Yields ((range's file, record in the range), text) of each document."""
+    """The input of one shard: read it once (``Encoder``), then ask what it was."""
 
     @property
     def ranges(self) -> list[InputRange]:
@@ -74,8 +94,26 @@ class Piece(Protocol):
     def skipped(self) -> list[Skipped]:
         """The records that were left out."""
 
+
+class DocumentPiece(Piece, Protocol):
+    """A piece that gives one document after the other."""
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], Document]]:
+        """Yields ((range's file, record in the range), document) of each document."""
+
     def place(self, file: int, record: int) -> str:
         """Where a document is, given as ``__iter__`` gives it, for messages."""
+
+    def reject(self, file: int, record: int, bad: BadRecord) -> None:
+        """Takes back the last document, in whose ids the tokenizer's user found a fault: skipped, or an error."""
+
+
+class InPlace(NamedTuple):
+    """Tokens that are used where they are."""
+
+    root: Path
+    """Folder that the names of files are relative to"""
+    dtype: np.dtype
 
 
 class Input(Protocol):
@@ -83,12 +121,24 @@ class Input(Protocol):
 
     name: str
     path: str
-    files: list[FileRecord]
     add_bos: bool | None
     add_eos: bool | None
     """Whether BOS and EOS stand around its documents; None leaves it to the data's settings"""
     has_files: bool
     """Whether it reads local files; if so and ``files`` is empty, they are gone"""
+    in_place: InPlace | None
+    """If its files hold the tokens themselves, of which a store takes no copy"""
+
+    @property
+    def files(self) -> list[FileRecord]:
+        """The files in their order; to find them may mean to download them."""
+
+    @property
+    def version(self) -> str | None:
+        """What every file's name begins with, and ``/``, if it is known without them: a finished store will do then."""
+
+    def missing(self) -> tuple[str, str]:
+        """Why there are no files, and what to do, for messages."""
 
     def recipe(self) -> dict[str, Any]:
         """The settings of reading that the documents depend on."""
@@ -118,36 +168,46 @@ class FileInput:
     Args:
         source: Its path is a file, a folder (all files in it, at any depth, but for names that start with
             '.' or '_') or a glob.
+        found: The files, where they are known.
 
     Raises:
         InputError: A file has a suffix that is not read, or cannot be looked at. No file at all is no error
             here: ``files`` is empty.
     """
 
-    def __init__(self, source: SourceConfig) -> None:
+    def __init__(self, source: SourceConfig, found: FoundFiles | None = None) -> None:
         self.name = source.name
         self.path = source.path
         self.add_bos, self.add_eos = source.add_bos, source.add_eos
         self.has_files = True
-        self._reading = Reading(source.text_field)
+        self.in_place: InPlace | None = None
+        self.version: str | None = None
         self._on_bad_record = source.on_bad_record
         self._processor: Processor | None = None
-        self._needed: str | None = source.text_field
-        self._settings: dict[str, Any] = {"text_field": source.text_field}
+        setting = "token_field" if source.token_field else "text_field"
+        field = source.token_field or source.text_field
+        self._reading = Reading(field, setting)
+        self._needed: str | None = field
+        self._settings: dict[str, Any] = {setting: field}
+        if source.token_field:  # which stay as they are; [data]'s settings are of texts
+            self.add_bos, self.add_eos = bool(source.add_bos), bool(source.add_eos)
         # What has its default stays out, so that a setting that is added leaves the keys of stores as they are.
         if source.on_bad_record != "error":
             self._settings["on_bad_record"] = source.on_bad_record
-        self._prepare_options = ["--text-field", source.text_field]
+        self.prepare_options = [f"--{setting.replace('_', '-')}", field]
         if source.on_bad_record != "error":
-            self._prepare_options += ["--on-bad-record", source.on_bad_record]
+            self.prepare_options += ["--on-bad-record", source.on_bad_record]
         if source.processor:
             where = f"source {source.name!r}: processor"
             self._processor, self._settings["processor"] = load_processor(source.processor, where)
             self._needed = None
-            self._prepare_options = ["--processor", source.processor, *self._prepare_options[2:]]
-        self._root, self.files = _list(source.path)
+            self.prepare_options = ["--processor", source.processor, *self.prepare_options[2:]]
+        self._root, self.files = list_files(source.path) if found is None else found
         for file in self.files:
             format_of(self._root / file.name)
+
+    def missing(self) -> tuple[str, str]:
+        return _no_match(self.path)
 
     def recipe(self) -> dict[str, Any]:
         return self._settings
@@ -177,7 +237,7 @@ class FileInput:
         first = unit[0]
         path = self._path(first)
         reader = format_of(path)
-        with _reading(path):
+        with reading_input(path):
             if isinstance(reader, StreamFormat):
                 records = _LookAhead(self._stream(first, 0))
                 return _StreamPiece(self, first, records, 0, room), reader.bytes_of_first(path, room)
@@ -185,7 +245,7 @@ class FileInput:
         return _FilePiece(self, [replace(first, stop=stop)]), size
 
     def prepare_arguments(self) -> list[str] | None:
-        return ["--source", f"{self.name}={os.path.abspath(self.path)}", *self._prepare_options]
+        return ["--source", f"{self.name}={os.path.abspath(self.path)}", *self.prepare_options]
 
     def check_content(self, ranges: Iterable[InputRange]) -> str | None:
         for piece in ranges:
@@ -204,7 +264,7 @@ class FileInput:
         reader = format_of(path)
         if isinstance(reader, StreamFormat):
             return piece.start, piece.stop
-        with _reading(path):
+        with reading_input(path):
             return reader.bytes_of(path, piece.start, piece.stop)
 
     def _hash(self, piece: InputRange) -> str:
@@ -215,8 +275,8 @@ class FileInput:
         path = self._path(piece)
         reader = format_of(path)
         assert not isinstance(reader, StreamFormat)
-        _check_unchanged(self._root, self.files[piece.file])
-        with _reading(path):
+        check_unchanged(self._root, self.files[piece.file])
+        with reading_input(path):
             yield from reader.records(path, piece.start, piece.stop, self._needed)
 
     def _stream(self, piece: InputRange, skip: int) -> Iterator[tuple[Any, int]]:
@@ -224,46 +284,52 @@ class FileInput:
         path = self._path(piece)
         reader = format_of(path)
         assert isinstance(reader, StreamFormat)
-        _check_unchanged(self._root, self.files[piece.file])
-        with _reading(path):
+        check_unchanged(self._root, self.files[piece.file])
+        with reading_input(path):
             yield from reader.stream(path, self._needed, skip)
 
     def _noun(self, piece: InputRange) -> str:
         return format_of(self._path(piece)).noun
 
-    def _texts(
+    def _documents(
         self, piece: InputRange, noun: str, record: Any, number: int, place: Callable[[], str], skipped: list[Skipped]
-    ) -> list[str]:
-        """The texts of the record with this number of its range; a bad one is added to ``skipped``, or raises."""
+    ) -> Sequence[Document]:
+        """The documents of the record with this number of its range; a bad one is added to ``skipped``, or raises."""
         if record is BLANK:
             return []
-        texts: list[str] | BadRecord
+        found: Sequence[Document] | BadRecord
         if isinstance(record, BadRecord):
-            texts = record
+            found = record
         elif self._processor is None:
-            texts = self._reading.texts(record, noun)
+            found = self._reading.documents(record, noun)
         elif not isinstance(record, dict):
-            texts = not_an_object(record)
+            found = not_an_object(record)
         else:
             texts = process(self._processor, record, place)
+            found = texts
             if any(has_lone_surrogate(text) for text in texts):
-                texts = BadRecord("lone surrogate", "the processor gave a text with a lone surrogate")
-        if isinstance(texts, BadRecord):
-            if self._on_bad_record == "skip":
-                skipped.append((piece.file, number, texts.reason))
-                return []
-            raise InputError(f"{place()}: {texts.message}")
-        return texts
+                found = BadRecord("lone surrogate", "the processor gave a text with a lone surrogate")
+        if isinstance(found, BadRecord):
+            self._reject(found, (piece.file, number), place, skipped)
+            return []
+        return found
+
+    def _reject(
+        self, bad: BadRecord, origin: tuple[int, int], place: Callable[[], str], skipped: list[Skipped]
+    ) -> None:
+        if self._on_bad_record != "skip":
+            raise InputError(f"{place()}: {bad.message}")
+        skipped.append((*origin, bad.reason))
 
     def _place(self, piece: InputRange, number: int) -> str:
         path = self._path(piece)
-        with _reading(path):
+        with reading_input(path):
             return format_of(path).place(path, piece.start, number)
 
     def _close(self, piece: InputRange, records: int) -> InputRange:
         closed = replace(piece, records=records, content=self._hash(piece))
         # Last, since hashing reads the bytes a second time: both times they were those of the plan.
-        _check_unchanged(self._root, self.files[piece.file])
+        check_unchanged(self._root, self.files[piece.file])
         return closed
 
 
@@ -276,19 +342,22 @@ class _FilePiece:
         self.ranges: list[InputRange] = []
         self.skipped: list[Skipped] = []
 
-    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], Document]]:
         for piece in self._unit:
             noun = self._source._noun(piece)
             record = -1
             for record, found in enumerate(self._source._read(piece)):
                 place = partial(self.place, piece.file, record)
-                for text in self._source._texts(piece, noun, found, record, place, self.skipped):
-                    yield (piece.file, record), text
+                for document in self._source._documents(piece, noun, found, record, place, self.skipped):
+                    yield (piece.file, record), document
             self.ranges.append(self._source._close(piece, record + 1))
 
     def place(self, file: int, record: int) -> str:
         piece = next(piece for piece in self._unit if piece.file == file)  # a unit has one range of a file
         return self._source._place(piece, record)
+
+    def reject(self, file: int, record: int, bad: BadRecord) -> None:
+        self._source._reject(bad, (file, record), partial(self.place, file, record), self.skipped)
 
 
 class _StreamPiece:
@@ -305,13 +374,13 @@ class _StreamPiece:
         self.ranges: list[InputRange] = []
         self.skipped: list[Skipped] = []
 
-    def __iter__(self) -> Iterator[tuple[tuple[int, int], str]]:
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], Document]]:
         noun = self._source._noun(self._unit)
         for record, size in self._records:
             number = self.stop - self._first
             place = partial(self.place, self._unit.file, number)
-            for text in self._source._texts(self._unit, noun, record, number, place, self.skipped):
-                yield (self._unit.file, number), text
+            for document in self._source._documents(self._unit, noun, record, number, place, self.skipped):
+                yield (self._unit.file, number), document
             self.stop += 1
             self._room -= size
             if self._room <= 0:
@@ -324,6 +393,9 @@ class _StreamPiece:
 
     def place(self, file: int, record: int) -> str:
         return self._source._place(self._unit, self._first + record)
+
+    def reject(self, file: int, record: int, bad: BadRecord) -> None:
+        self._source._reject(bad, (file, record), partial(self.place, file, record), self.skipped)
 
 
 class _LookAhead:
@@ -369,10 +441,15 @@ class RecordInput:
         self.add_bos: bool | None = None
         self.add_eos: bool | None = None
         self.has_files = folder is not None
+        self.in_place: InPlace | None = None
+        self.version: str | None = None
         self._identity = identity
         self._records = records
         self._process = processor
-        self._root, self.files = _list(str(folder)) if folder else (Path(), [])
+        self._root, self.files = list_files(str(folder)) if folder else (Path(), [])
+
+    def missing(self) -> tuple[str, str]:
+        return _no_match(self.path)
 
     def recipe(self) -> dict[str, Any]:
         return self._identity
@@ -415,7 +492,7 @@ class RecordInput:
         """Ranges without records, which carry the hashes of the local files."""
         ranges = [InputRange(i, 0, file.bytes, 0, self._hash_file(i)) for i, file in enumerate(self.files)]
         for file in self.files:
-            _check_unchanged(self._root, file)
+            check_unchanged(self._root, file)
         return ranges
 
     def _numbered(self) -> Iterator[tuple[int, Any]]:
@@ -459,10 +536,17 @@ class _RecordPiece:
     def place(self, file: int, record: int) -> str:
         return self._source._place(self._first + record)
 
+    def reject(self, file: int, record: int, bad: BadRecord) -> None:
+        raise InputError(f"{self.place(file, record)}: {bad.message}")
+
     @property
     def ranges(self) -> list[InputRange]:
         own = InputRange(-1, self._first, self.stop, self.stop - self._first)
         return [own, *(self._source._file_ranges() if self.last else [])]
+
+
+def _no_match(path: str) -> tuple[str, str]:
+    return f"{path} matches no file", f"correct the source's path (relative paths start at {os.getcwd()})"
 
 
 def shard_bytes_for(setting: int, total_bytes: int) -> int:
@@ -488,10 +572,10 @@ def cut_units(files: Sequence[tuple[Path, int]], shard_bytes: int) -> list[list[
             units += [*([unit] if unit else []), [InputRange(number, 0, size)]]
             unit, room = [], shard_bytes
             continue
-        with _reading(path):
+        with reading_input(path):
             start, end = 0, reader.end(path, size)
         while start < end:
-            with _reading(path):
+            with reading_input(path):
                 stop, used = reader.advance(path, start, end, room)
             unit.append(InputRange(number, start, stop))
             start = stop
@@ -505,7 +589,7 @@ def cut_units(files: Sequence[tuple[Path, int]], shard_bytes: int) -> list[list[
 def hash_range(path: Path, start: int, stop: int) -> str:
     """XXH3-128 of a file's bytes ``[start, stop)``, in hexadecimal."""
     digest = xxhash.xxh3_128()
-    with _reading(path), open(path, "rb") as file:
+    with reading_input(path), open(path, "rb") as file:
         file.seek(start)
         left = stop - start
         while left and (block := file.read(min(_BLOCK, left))):
@@ -515,15 +599,24 @@ def hash_range(path: Path, start: int, stop: int) -> str:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """An error of the system is the input's fault in here, and must not be taken for one of the store's disk."""
+def reading_input(path: Path) -> Iterator[None]:
+    """An error of the system is the input's fault in here, and must not be taken for one of the store's disk.
+
+    Raises:
+        InputError: There was one.
+    """
     try:
         yield
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _check_unchanged(root: Path, file: FileRecord) -> None:
+def check_unchanged(root: Path, file: FileRecord) -> None:
+    """Compares a file with its record.
+
+    Raises:
+        InputError: It is gone, or has another size or time.
+    """
     path = root / file.name
     try:
         status = path.stat()
@@ -533,22 +626,37 @@ def _check_unchanged(root: Path, file: FileRecord) -> None:
         raise InputError(f"{path}: changed while its source was tokenized; start again when the file is complete")
 
 
-def _list(path: str) -> tuple[Path, list[FileRecord]]:
-    """The folder that names are relative to, and the files of a path in their order."""
-    with _reading(Path(path)):
+def list_files(path: str) -> FoundFiles:
+    """The files of a path (a file, a folder or a glob); none if nothing matches.
+
+    Raises:
+        InputError: A file cannot be looked at.
+    """
+    with reading_input(Path(path)):
         root, paths = _find(path)
     # The order is that of the names' bytes, whatever the file system lists first.
     paths.sort(key=lambda path: os.fsencode(path.relative_to(root).as_posix()))
     files = []
     seen: dict[tuple[int, int], Path] = {}
     for found in paths:
-        with _reading(found):  # a link that leads nowhere, say
+        files.append(file_record(root, found.relative_to(root).as_posix()))
+        with reading_input(found):
             status = found.stat()
         other = seen.setdefault((status.st_dev, status.st_ino), found)
         if other is not found:
             logger.warning("%s and %s are one file, so its documents are read twice", other, found)
-        files.append(FileRecord(found.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns))
     return root, files
+
+
+def file_record(root: Path, name: str) -> FileRecord:
+    """A file as it is now.
+
+    Raises:
+        InputError: It cannot be looked at.
+    """
+    with reading_input(root / name):  # a link that leads nowhere, say
+        status = (root / name).stat()
+    return FileRecord(name, status.st_size, status.st_mtime_ns)
 
 
 def _find(path: str) -> tuple[Path, list[Path]]:

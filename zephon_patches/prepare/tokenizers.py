@@ -215,6 +215,17 @@ class TextTokenizer:
         tokens[own] = ids
         return tokens, np.diff(offsets).tolist()
 
+    def complete(self, ids: np.ndarray) -> np.ndarray:
+        """Given ids of a document, with BOS in front and EOS behind where ``with_ends`` was asked for it, once each.
+
+        Args:
+            ids: uint32, shape ``(tokens,)``; not changed.
+        """
+        front = [self.bos_id] if self.add_bos and (not len(ids) or ids[0] != self.bos_id) else []
+        back = [self._eos_id] if self.add_eos and (not len(ids) or ids[-1] != self._eos_id) else []
+        ends = [np.array(end, dtype=np.uint32) for end in (front, back)]
+        return np.concatenate([ends[0], ids, ends[1]]) if front or back else ids
+
 
 def _load_ranks(folder: Path) -> _Loaded:
     ranks = Ranks.read(folder)

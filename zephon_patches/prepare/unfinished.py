@@ -29,6 +29,7 @@ from zephon_patches.keys import canonical_json
 from zephon_patches.prepare.exactness import is_distrusted
 from zephon_patches.prepare.shards import Skipped
 from zephon_patches.store.atomic import TEMPORARY_SUFFIX, write_atomic
+from zephon_patches.store.indexed import index_bytes
 from zephon_patches.store.manifest import MANIFEST, FileRecord, InputRange, ShardRecord, shard_record
 
 __all__ = ["PLAN", "SKIPPED", "UNITS", "Unfinished", "Unit", "file_lock", "held", "plan_json", "store_locked", "taken"]
@@ -37,6 +38,8 @@ PLAN, UNITS, SKIPPED, PLAN_LOCK = "plan.json", "units", "skipped.jsonl", "plan.l
 
 # To remove what is left of a finished build; it does no harm if that is not done.
 _TIDY_SECONDS = 5.0
+
+_TEMPORARY = re.compile(rf"\.(\d{{6,}})-.*{re.escape(TEMPORARY_SUFFIX)}")
 
 Unit = list[InputRange]
 """The input of one unit of work"""
@@ -96,13 +99,17 @@ class Unfinished:
     Args:
         folder: Of the store.
         dtype: Of its tokens; only what asks for shards needs it.
-        exact: Whether shards count that were compared with the reference engine by a sample alone.
+        in_place: Whether its tokens lie in the source's own files, so that shards have no ``.bin``.
+        exact: Whether shards do not count that were compared with the reference engine by a sample alone.
     """
 
-    def __init__(self, folder: Path, dtype: np.dtype | None = None, exact: bool = False) -> None:
+    def __init__(
+        self, folder: Path, dtype: np.dtype | None = None, in_place: bool = False, exact: bool = False
+    ) -> None:
         self.folder = folder
         self._units = folder / UNITS
         self._dtype = dtype
+        self._kind = "idx" if in_place else "bin"
         self._exact = exact
 
     def is_closed(self) -> bool:
@@ -197,22 +204,26 @@ class Unfinished:
         assert self._dtype is not None
         try:
             record, last = self._read_record(self._record_path(f"{number:06d}-{part:03d}"))
-            size = (self.folder / f"{record.name}.bin").stat().st_size
+            size = (self.folder / f"{record.name}.{self._kind}").stat().st_size
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None  # lost or damaged is as good as not there
         if record.skipped and not self.skipped_path(record.name).exists():
             return None
-        return (record, last) if size == record.tokens * self._dtype.itemsize else None
+        whole = record.tokens * self._dtype.itemsize if self._kind == "bin" else index_bytes(record.documents)
+        return (record, last) if size == whole else None
 
-    def begin(self, number: int, parts: int) -> None:
-        """Removes what a dead builder left of a unit behind its first ``parts`` shards, which are finished."""
-        for path in sorted(self._units.glob(f"{number:06d}-*.json")):
-            # A later record that is still good would make the unit look finished while its last part is made again.
-            if int(path.stem.partition("-")[2]) >= parts:
-                path.unlink(missing_ok=True)
+    def has(self, number: int, part: int) -> bool:
+        """Whether a shard is finished."""
+        return self._shard(number, part) is not None
+
+    def temporary(self) -> dict[int, list[Path]]:
+        """The temporary files of each unit that has some: of builders at work, and of dead ones."""
+        found: dict[int, list[Path]] = {}
         for folder in (self.folder, self._units):
-            for path in folder.glob(f".{number:06d}-*{TEMPORARY_SUFFIX}"):
-                path.unlink(missing_ok=True)
+            for name in os.listdir(folder):
+                if match := _TEMPORARY.fullmatch(name):
+                    found.setdefault(int(match.group(1)), []).append(folder / name)
+        return found
 
     def mark(self, record: ShardRecord, last: bool, skipped: Sequence[Skipped] = (), proven: bool = True) -> None:
         """Marks a shard as finished; ``proven`` as in ``Encoder``, of the one who made it."""
@@ -250,7 +261,7 @@ class Unfinished:
                     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
                         record, last = self._read_record(self._units / name)
                         known.add(name)
-                        yield int(name[:6]), record, last
+                        yield int(name.partition("-")[0]), record, last
 
     def _read_record(self, path: Path) -> tuple[ShardRecord, bool]:
         """A shard's record, and whether the shard is its unit's last.

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from zephon_patches.errors import StoreError
 from zephon_patches.keys import canonical_json, fingerprint
 from zephon_patches.store.indexed import DTYPES
@@ -83,6 +85,8 @@ class Manifest:
     dtype: str
     files: list[FileRecord]
     shards: list[ShardRecord]
+    in_place: bool = False
+    """Whether the tokens of a shard are the bytes of its first range, where they are; absent in the file if not"""
 
     @property
     def documents(self) -> int:
@@ -108,6 +112,8 @@ class Manifest:
     def to_json(self) -> bytes:
         content = {"format": FORMAT, "documents": self.documents, "tokens": self.tokens, **asdict(self)}
         content["shards"] = [shard.to_dict() for shard in self.shards]
+        if not self.in_place:
+            del content["in_place"]
         # The hash over the rest tells a damaged manifest from a whole one.
         content["hash"] = fingerprint(content)
         return (canonical_json(content) + "\n").encode("ascii")
@@ -149,6 +155,7 @@ class Manifest:
                 dtype=content["dtype"],
                 files=[FileRecord(**entry) for entry in content["files"]],
                 shards=[shard_record(entry) for entry in content["shards"]],
+                in_place=content.get("in_place", False),
             )
             manifest._check(content["documents"], content["tokens"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -162,9 +169,12 @@ class Manifest:
         if not isinstance(self.recipe, dict) or self.dtype not in _DTYPES:
             raise ValueError(f"recipe {self.recipe!r:.60}, dtype {self.dtype!r:.60}")
         for file in self.files:
-            leaves = not isinstance(file.name, str) or file.name.startswith("/") or ".." in file.name.split("/")
+            name = file.name
+            leaves = not isinstance(name, str) or name.startswith("/") or ".." in name.split("/") or "\0" in name
             if leaves or not (_is_count(file.bytes) and type(file.mtime_ns) is int):
                 raise ValueError(f"file {file!r:.200}")
+        if type(self.in_place) is not bool:
+            raise ValueError(f"in_place {self.in_place!r:.60}")
         names = set()
         for shard in self.shards:
             if not isinstance(shard.name, str) or not _SHARD_NAME.fullmatch(shard.name) or shard.name in names:
@@ -180,8 +190,17 @@ class Manifest:
                 known = type(piece.file) is int and -1 <= piece.file < len(self.files)
                 if not known or not all(map(_is_count, counts)) or type(piece.content) is not str:
                     raise ValueError(f"range {piece!r:.200}")
+            if self.in_place:
+                self._check_in_place(shard)
         if (documents, tokens) != (self.documents, self.tokens):
             raise ValueError(f"{documents!r:.30} documents and {tokens!r:.30} tokens, other than its shards' sums")
+
+    def _check_in_place(self, shard: ShardRecord) -> None:
+        itemsize = np.dtype(self.dtype).itemsize
+        tokens = shard.ranges[0] if shard.ranges else InputRange(-1, 0, 0)
+        inside = tokens.file >= 0 and tokens.stop <= self.files[tokens.file].bytes and tokens.start % itemsize == 0
+        if not inside or tokens.stop - tokens.start != shard.tokens * itemsize:
+            raise ValueError(f"shard {shard.name} of {shard.tokens:,} tokens in {tokens!r:.200}")
 
 
 def _is_count(value: Any) -> bool:

@@ -3,9 +3,12 @@
 Opening reads the manifest and no shard. A shard is mapped when its first token is asked for. The map holds
 no file descriptor: with Python's own ``mmap`` (before 3.13) each shard would keep one open, and a source of
 1,024 shards would run into the usual limit of 1,024 open files.
+
+A store whose tokens are in place (``docs/store.md``) maps the parts of the source's files that its manifest names.
 """
 
 import ctypes
+import mmap
 import os
 import weakref
 from pathlib import Path
@@ -34,6 +37,7 @@ class TokenStore:
 
     Args:
         folder: Of the store.
+        tokens_root: Of tokens that are in place: the folder of the source that has them; else not needed.
 
     Attributes:
         tokens_per_shard: int64, shape ``(shards,)``.
@@ -42,8 +46,9 @@ class TokenStore:
         StoreError: There is no finished store in the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tokens_root: Path | None = None) -> None:
         self.folder = folder
+        self._tokens_root = tokens_root
         manifest = self.manifest
         self.num_documents = manifest.documents
         self.num_tokens = manifest.tokens
@@ -52,6 +57,11 @@ class TokenStore:
         self._names = [shard.name for shard in manifest.shards]
         self._dtype = np.dtype(manifest.dtype)
         self._maps: dict[int, np.ndarray] = {}
+        self._files: list[tuple[str, int]] | None = None  # name and size of files with tokens in place
+        if manifest.in_place:
+            self._files = [(file.name, file.bytes) for file in manifest.files]
+            spans = [(shard.ranges[0].file, shard.ranges[0].start) for shard in manifest.shards]
+            self._spans = np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     @property
     def manifest(self) -> Manifest:
@@ -62,10 +72,10 @@ class TokenStore:
         return {**self.__dict__, "_maps": {}}
 
     def tokens(self, shard: int) -> np.ndarray:
-        """All tokens of a shard: uint16 or int32, shape ``(tokens,)``, a read-only view of the file.
+        """All tokens of a shard: integers of the manifest's dtype, shape ``(tokens,)``, a read-only view of the file.
 
         Raises:
-            StoreError: The file is missing or has another size than the manifest says.
+            StoreError: The file is missing or has another size than the manifest says, or nobody said where it is.
         """
         mapped = self._maps.get(shard)
         if mapped is None:
@@ -75,20 +85,34 @@ class TokenStore:
         return mapped
 
     def _map(self, shard: int) -> np.ndarray:
-        path = self.folder / f"{self._names[shard]}.bin"
-        expected = int(self.tokens_per_shard[shard]) * self._dtype.itemsize
+        length = int(self.tokens_per_shard[shard]) * self._dtype.itemsize
+        path, start, expected = self.folder / f"{self._names[shard]}.bin", 0, length
         again = f"remove {self.folder} to build the store anew"
+        if self._files is not None:
+            number, start = map(int, self._spans[shard])
+            name, expected = self._files[number]
+            if self._tokens_root is None:
+                raise StoreError(f"{self.folder}: its tokens are in {name} of its source; say in which folder that is")
+            path = self._tokens_root / name
+            again = f"bring back the file that {self.folder} was built from, or {again}"
         try:
             size = path.stat().st_size
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be opened ({error.strerror}); if it is lost, {again}") from None
+        except (OSError, ValueError) as error:  # a name that no file can have
+            raise StoreError(f"{path}: cannot be opened ({_reason(error)}); if it is lost, {again}") from None
         # Reading a map beyond the end of its file kills the process, so this is checked before.
         if size != expected:
             raise StoreError(f"{path}: {size:,} bytes, but the manifest says {expected:,}; {again}")
-        return np.frombuffer(_map_file(path, expected), dtype=self._dtype) if size else np.empty(0, self._dtype)
+        return np.frombuffer(_map_file(path, start, length), self._dtype) if length else np.empty(0, self._dtype)
 
 
-def _map_file(path: Path, size: int) -> Any:
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _map_file(path: Path, start: int, size: int) -> Any:
+    """The bytes ``[start, start + size)`` of a file."""
+    before = start % mmap.ALLOCATIONGRANULARITY  # maps begin at pages
+    start, size = start - before, size + before
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
@@ -98,7 +122,7 @@ def _map_file(path: Path, size: int) -> Any:
     except OSError as error:
         raise StoreError(f"{path}: cannot be opened ({error.strerror})") from None
     try:
-        address = libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
+        address = libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, start)
     finally:
         os.close(descriptor)
     if address == _MAP_FAILED:
@@ -108,4 +132,4 @@ def _map_file(path: Path, size: int) -> Any:
     # Arrays made from the buffer keep it alive, so the map goes when the last of them does.
     finalizer = weakref.finalize(buffer, libc.munmap, address, size)
     finalizer.atexit = False  # at exit other code may still hold arrays; the system frees the map anyway
-    return memoryview(buffer).toreadonly()
+    return memoryview(buffer).toreadonly()[before:]

@@ -11,8 +11,10 @@ times 2, the documents are 0 1 2; and each file has the checksum in the manifest
 
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -36,8 +38,12 @@ class Damage:
     problem: str
 
 
-def verify_store(folder: Path) -> list[Damage]:
+def verify_store(folder: Path, tokens_root: Path | None = None) -> list[Damage]:
     """Compares all files of a finished store with its manifest; writes nothing.
+
+    Args:
+        folder: Of the store.
+        tokens_root: The folder of the source of a store whose tokens are in place; without it they are not checked.
 
     Returns:
         The damaged files in the order of the shards, each with its first problem; empty for a sound store.
@@ -47,13 +53,17 @@ def verify_store(folder: Path) -> list[Damage]:
     """
     manifest = Manifest.read(folder)
     dtype = np.dtype(manifest.dtype)
-    damages = []
+    damages: list[Damage] = []
     for number, shard in enumerate(manifest.shards):
+        if manifest.in_place and tokens_root is not None:
+            damages += _in_place(manifest, number, tokens_root)
         sizes = {
             "bin": shard.tokens * dtype.itemsize,
             "idx": index_bytes(shard.documents),
             "origin": 16 * shard.documents,
         }
+        if manifest.in_place:
+            del sizes["bin"]
         for kind, size in sizes.items():
             path = folder / f"{shard.name}.{kind}"
             try:
@@ -65,18 +75,42 @@ def verify_store(folder: Path) -> list[Damage]:
     return damages
 
 
-def _problem(path: Path, kind: str, size: int, shard: ShardRecord, dtype: np.dtype) -> str | None:
+def _in_place(manifest: Manifest, number: int, root: Path) -> Iterator[Damage]:
+    """Damage to what a shard has of the source's files: its tokens, and behind the last ones of a file their index."""
+    shard = manifest.shards[number]
+    for piece, expected, digest in (
+        (shard.ranges[0], shard.bin, xxhash.xxh3_64()),
+        *((piece, piece.content, xxhash.xxh3_128()) for piece in shard.ranges[1:]),
+    ):
+        if piece.file < 0:
+            continue
+        file = manifest.files[piece.file]
+        path = root / file.name
+        try:
+            problem = _size_problem(path, file.bytes) or _checksum_problem(
+                path, expected, digest, piece.start, piece.stop
+            )
+        except (OSError, ValueError) as error:
+            problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        if problem is not None:
+            yield Damage(number, path, problem)
+
+
+def _size_problem(path: Path, size: int) -> str | None:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
         return "is no regular file"
     if status.st_size != size:
         return f"{status.st_size:,} bytes, but the manifest's counts give {size:,}"
+    return None
+
+
+def _problem(path: Path, kind: str, size: int, shard: ShardRecord, dtype: np.dtype) -> str | None:
+    if (problem := _size_problem(path, size)) is not None:
+        return problem
     if kind == "idx" and (problem := _index_problem(path, shard, dtype)) is not None:
         return problem
-    present = _checksum(path)
-    return (
-        None if present == getattr(shard, kind) else f"its checksum is {present}, the manifest's {getattr(shard, kind)}"
-    )
+    return _checksum_problem(path, getattr(shard, kind), xxhash.xxh3_64(), 0, size)
 
 
 def _index_problem(path: Path, shard: ShardRecord, dtype: np.dtype) -> str | None:
@@ -119,9 +153,12 @@ def _read(path: Path, dtype: str, count: int, offset: int) -> np.ndarray:
     return found
 
 
-def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_64()
+def _checksum_problem(path: Path, expected: str, digest: Any, start: int, stop: int) -> str | None:
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
+        file.seek(start)
+        left = stop - start
+        while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
             digest.update(block)
-    return str(digest.hexdigest())
+            left -= len(block)
+    present = digest.hexdigest()
+    return None if present == expected else f"its checksum is {present}, the manifest's {expected}"

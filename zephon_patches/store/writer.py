@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import xxhash
@@ -29,12 +30,14 @@ class ShardWriter:
         folder: Of the store; must exist.
         name: Of the shard.
         dtype: Of the tokens, one of the index format's.
+        in_place: Whether the tokens stay where they are: they are hashed, and there is no ``NAME.bin``.
     """
 
-    def __init__(self, folder: Path, name: str, dtype: np.dtype) -> None:
+    def __init__(self, folder: Path, name: str, dtype: np.dtype, in_place: bool = False) -> None:
         self._folder = folder
         self._name = name
         self._dtype = dtype
+        self._in_place = in_place
         self._lengths = array("i")
         self._origins = array("q")
         self._hash = xxhash.xxh3_64()
@@ -43,7 +46,9 @@ class ShardWriter:
 
     def __enter__(self) -> "ShardWriter":
         self._stack = ExitStack()
-        self._file = self._stack.enter_context(atomic_file(self._folder / f"{self._name}.bin"))
+        self._file: BinaryIO | None = None
+        if not self._in_place:
+            self._file = self._stack.enter_context(atomic_file(self._folder / f"{self._name}.bin"))
         return self
 
     def __exit__(self, *exception) -> None:  # type: ignore[no-untyped-def]
@@ -64,7 +69,8 @@ class ShardWriter:
         if lengths and max(lengths) > MAX_DOCUMENT_TOKENS:
             raise StoreError(f"shard {self._name}: a document of {max(lengths):,} tokens; at most 2**31 - 1 fit")
         data = tokens.astype(self._dtype).tobytes()
-        self._file.write(data)
+        if self._file is not None:
+            self._file.write(data)
         self._hash.update(data)
         self._lengths.extend(lengths)
         for origin in origins:

@@ -20,7 +20,8 @@ from zephon_patches.loader.build import build_evaluation_loader, build_loader
 from zephon_patches.loader.evaluation import EvaluationLoader
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import ORDER
-from zephon_patches.prepare.shards import FileInput, Input, RecordInput
+from zephon_patches.prepare.inputs import make_input
+from zephon_patches.prepare.shards import Input, RecordInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.titan.agreement import agree_on_order, others_learn_of_failure
 
@@ -96,7 +97,7 @@ def build_validation_loader(
             "[[data.validation_sources]] table whose path is a folder or a glob over all files"
         )
     if data.validation_sources:
-        inputs: list[Input] = [FileInput(source) for source in data.validation_sources]
+        inputs: list[Input] = [make_input(source) for source in data.validation_sources]
     else:
         inputs = [_registered("validation", validation, datasets)]
     batch = validation.local_batch_size * dp_world_size
