@@ -1,14 +1,15 @@
 """How fast texts become a token store, against what others do with the same tokenizer, in one run.
 
     PYTHONPATH=. python benchmarks/real_text.py --folder /tmp/real_text
-    PYTHONPATH=. python benchmarks/tokenize.py --folder /tmp/real_text --tokenizer bpe32k
+    PYTHONPATH=. python benchmarks/tokenizing.py --folder /tmp/real_text --tokenizer bpe32k
 
 Each round measures, one after the other, in MB of text a second:
 
     encode_batch    `tokenizers`, texts that are in memory already, nothing is read or written: the yardstick
     datasets.map    `map(batched=True, num_proc=CORES)` over a data set that is loaded already
     process pool    a call of `tokenizers` for each document in a pool of CORES processes, as Megatron prepares data
-    jsonl, ...      `zephon-data prepare`, a process of its own from its start to its end, with each format and engine
+    jsonl, ...      a store of each format, with each engine: reading, tokenizing, comparing, writing; behind it
+                    the ratio of the whole process, with the start of Python and the loading of the tokenizer
 
 The slow ones read the first --part megabytes, or our build the first file. Of our builds the peak memory is shown too:
 what all their processes hold alone (pages of files, which the system may drop, do not count). Ratios are to the
@@ -32,6 +33,11 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
+from zephon_patches import SourceConfig
+from zephon_patches.prepare.build import Building, open_or_build
+from zephon_patches.prepare.shards import FileInput
+from zephon_patches.prepare.tokenizers import TextTokenizer
+
 BATCH_CHARACTERS = 4 << 20
 
 
@@ -42,7 +48,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
     parser.add_argument("--part", type=int, default=40, help="megabytes of text for what is slow (40)")
     parser.add_argument("--no-others", action="store_true", help="without datasets.map and the process pool")
+    parser.add_argument("--build", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.build:
+        build_here(*args.build)
+        return
     cores = len(os.sched_getaffinity(0))
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     logging.disable(logging.WARNING)
@@ -68,18 +78,20 @@ def main() -> None:
                 show(name, speed, speed / yardstick)
         for kind, engine in (("jsonl", "auto"), ("parquet", "auto"), ("zst", "auto"), ("jsonl", reference)):
             slow = engine != "auto"
-            seconds, memory = prepare(args.folder, tokenizer_folder, kind, engine, first_file_only=slow)
-            done = first_file_size(args.folder) if slow else size
+            seconds, whole, memory = build(args.folder, tokenizer_folder, kind, engine, first_file_only=slow)
+            speed = (first_file_size(args.folder) if slow else size) / seconds
             name = f"{kind}, {engine}"
-            ratios.setdefault(name, []).append(done / seconds / yardstick)
-            show(name, done / seconds, ratios[name][-1], f"peak {memory / 1e6:,.0f} MB")
+            ratios.setdefault(name, []).append(speed / yardstick)
+            ratios.setdefault(f"{name}, whole", []).append(speed * seconds / whole / yardstick)
+            more = f"{ratios[f'{name}, whole'][-1]:8.2f} whole   peak {memory / 1e6:,.0f} MB"
+            show(name, speed, ratios[name][-1], more)
     print("medians of the ratios to encode_batch")
     for name, values in ratios.items():
-        print(f"  {name:20} {statistics.median(values):6.2f}   ({min(values):.2f} to {max(values):.2f})")
+        print(f"  {name:25} {statistics.median(values):6.2f}   ({min(values):.2f} to {max(values):.2f})")
 
 
 def show(name: str, speed: float, ratio: float, more: str = "") -> None:
-    print(f"  {name:20} {speed / 1e6:8.1f} MB/s {ratio:8.2f}   {more}", flush=True)
+    print(f"  {name:25} {speed / 1e6:8.1f} MB/s {ratio:8.2f}   {more}", flush=True)
 
 
 def read_texts(folder: Path) -> Iterator[str]:
@@ -179,26 +191,36 @@ def encode_line(line: bytes) -> list[int]:
     return ids
 
 
-def prepare(folder: Path, tokenizer: Path, kind: str, engine: str, first_file_only: bool) -> tuple[float, int]:
-    """Seconds of a build, and the bytes that its processes held at the most."""
+def build(folder: Path, tokenizer: Path, kind: str, engine: str, first_file_only: bool) -> tuple[float, float, int]:
+    """Seconds of a build, seconds of its process, and the bytes that its processes held at the most."""
     source = min((folder / kind).iterdir()) if first_file_only else folder / kind
     cache = Path(tempfile.mkdtemp(dir=folder))
-    command = [sys.executable, "-m", "zephon_patches.cli", "prepare", "--source", f"text={source}"]
-    command += ["--tokenizer", str(tokenizer), "--tokenizer-engine", engine, "--cache-dir", str(cache)]
+    command = [sys.executable, __file__, "--folder", str(folder), "--build", str(source), str(tokenizer), engine]
     environment = {key: value for key, value in os.environ.items() if key != "TOKENIZERS_PARALLELISM"}
     try:
         started = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([*command, str(cache)], env=environment, stdout=subprocess.PIPE, text=True)
         memory = 0
         while process.poll() is None:
             memory = max(memory, private_memory(process.pid))
             time.sleep(0.05)
-        seconds = time.perf_counter() - started
+        whole = time.perf_counter() - started
+        assert process.stdout is not None
         if process.returncode:
             raise SystemExit(f"{' '.join(command)} failed")
-        return seconds, memory
+        return float(process.stdout.read()), whole, memory
     finally:
         shutil.rmtree(cache)
+
+
+def build_here(source: str, tokenizer: str, engine: Any, cache: str) -> None:
+    """Prints the seconds of a build, as `zephon-data prepare` does it."""
+    loaded = TextTokenizer(tokenizer, engine)
+    loaded.fast()
+    started = time.perf_counter()
+    files = FileInput(SourceConfig("text", source))
+    open_or_build(files, loaded, cache, 0, building=Building(workers=None))
+    print(time.perf_counter() - started)
 
 
 def private_memory(process: int) -> int:
