@@ -3,30 +3,33 @@
     PYTHONPATH=. python benchmarks/real_text.py --folder /tmp/real_text
     PYTHONPATH=. python benchmarks/tokenizing.py --folder /tmp/real_text --tokenizer bpe32k
 
-Each round measures, one after the other, in MB of text a second:
+Each round measures, one after the other, in text a second:
 
-    encode_batch    `tokenizers`, texts that are in memory already, nothing is read or written: the yardstick
-    datasets.map    `map(batched=True, num_proc=CORES)` over a data set that is loaded already
-    process pool    a call of `tokenizers` for each document in a pool of CORES processes, as Megatron prepares data
-    jsonl, ...      a store of each format, with each engine: reading, tokenizing, comparing, writing; behind it
-                    the ratio of the whole process, with the start of Python and the loading of the tokenizer
+    encode_batch       `tokenizers` alone, of texts that are in memory; nothing is read or written: the yardstick
+    encode_batch_fast  the same without places in the text, which our builds use as the reference
+    datasets.map       `map(batched=True, num_proc=CORES)` over a data set that is loaded already
+    process pool       a call of `tokenizers` for each document in a pool of CORES processes, as Megatron prepares data
+    jsonl, ...         a store of each format with each engine: reading, tokenizing, comparing, writing
+    ..., whole         the same, with the start of Python and the loading of the tokenizer
 
-The slow ones read the first --part megabytes, or our build the first file. Of our builds the peak memory is shown too:
-what all their processes hold alone (pages of files, which the system may drop, do not count). Ratios are to the
-yardstick of the same round; the last lines are the medians.
+and prints the speed, its ratio to the yardstick of the round, and the same ratio for text in a second of CPU time,
+which depends less on what else the machine does. Of our builds there is also the peak of the memory that all their
+processes hold alone. The slow ones read the first --part megabytes, and our build with a slow engine the first file. At
+the end are the medians of the ratios.
 """
 
 import argparse
 import logging
 import multiprocessing
 import os
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,8 @@ from zephon_patches.prepare.tokenizers import TextTokenizer
 
 BATCH_CHARACTERS = 4 << 20
 
+Cost = tuple[float, float]  # seconds that pass, and of CPU
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -47,7 +52,6 @@ def main() -> None:
     parser.add_argument("--tokenizer", default="bpe32k", help="folder in it: bpe32k, llama3 or llama3_ranks (bpe32k)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
     parser.add_argument("--part", type=int, default=40, help="megabytes of text for what is slow (40)")
-    parser.add_argument("--no-others", action="store_true", help="without datasets.map and the process pool")
     parser.add_argument("--build", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.build:
@@ -56,55 +60,50 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     logging.disable(logging.WARNING)
-    tokenizer_folder = args.folder / args.tokenizer
-    json_folder = args.folder / "llama3" if args.tokenizer == "llama3_ranks" else tokenizer_folder
-    texts = list(read_texts(args.folder))
-    size = sum(len(text.encode()) for text in texts)
-    part = first_part(texts, args.part * 1_000_000)
-    part_size = sum(len(text.encode()) for text in part)
-    print(
-        f"{size / 1e6:,.0f} MB of text, {len(texts):,} documents, {cores} cores; slow ones: {part_size / 1e6:,.0f} MB"
-    )
+    tokenizer = args.folder / args.tokenizer
+    # The tokenizer.json of the same ranks, for those that take no ranks.
+    json_folder = args.folder / "llama3" if args.tokenizer == "llama3_ranks" else tokenizer
     reference = "tiktoken" if args.tokenizer == "llama3_ranks" else "tokenizers"
-    ratios: dict[str, list[float]] = {}
+    files = sorted((args.folder / "jsonl").iterdir())
+    sizes = [bytes_of(texts_of(file)) for file in files]
+    part = first_part(texts_of(files[0]), args.part * 1_000_000)
+    print(f"{sum(sizes) / 1e6:,.0f} MB of text, {cores} cores; slow ones: {bytes_of(part) / 1e6:,.0f} MB")
+    ratios: dict[str, list[Cost]] = {}
     for number in range(1, args.rounds + 1):
-        print(f"round {number}")
-        yardstick = part_size / encode_batch(json_folder, part)
-        show("encode_batch", yardstick, 1.0)
-        if not args.no_others:
-            for name, others in (("datasets.map", datasets_map), ("process pool", process_pool)):
-                speed = part_size / others(json_folder, part, cores)
-                ratios.setdefault(name, []).append(speed / yardstick)
-                show(name, speed, speed / yardstick)
+        print(f"round {number:24}       MB/s    ratio   ratio of CPU time")
+        yardstick: Cost | None = None
+
+        def show(name: str, size: int, cost: Cost, more: str = "") -> None:
+            nonlocal yardstick
+            speed = (size / cost[0], size / cost[1])
+            yardstick = yardstick or speed
+            ratio = (speed[0] / yardstick[0], speed[1] / yardstick[1])
+            ratios.setdefault(name, []).append(ratio)
+            print(f"  {name:28} {speed[0] / 1e6:10.1f} {ratio[0]:8.2f} {ratio[1]:8.2f}   {more}", flush=True)
+
+        show("encode_batch", bytes_of(part), encode_batch(json_folder, part, "encode_batch"))
+        show("encode_batch_fast", bytes_of(part), encode_batch(json_folder, part, "encode_batch_fast"))
+        show("datasets.map", bytes_of(part), datasets_map(json_folder, part, cores))
+        show("process pool", bytes_of(part), process_pool(json_folder, part, cores))
         for kind, engine in (("jsonl", "auto"), ("parquet", "auto"), ("zst", "auto"), ("jsonl", reference)):
-            slow = engine != "auto"
-            seconds, whole, memory = build(args.folder, tokenizer_folder, kind, engine, first_file_only=slow)
-            speed = (first_file_size(args.folder) if slow else size) / seconds
-            name = f"{kind}, {engine}"
-            ratios.setdefault(name, []).append(speed / yardstick)
-            ratios.setdefault(f"{name}, whole", []).append(speed * seconds / whole / yardstick)
-            more = f"{ratios[f'{name}, whole'][-1]:8.2f} whole   peak {memory / 1e6:,.0f} MB"
-            show(name, speed, ratios[name][-1], more)
-    print("medians of the ratios to encode_batch")
+            source, size = args.folder / kind, sum(sizes)
+            if engine == reference:
+                source, size = files[0], sizes[0]
+            cost, whole, memory = build(args.folder, tokenizer, source, engine)
+            show(f"{kind}, {engine}", size, cost, f"peak {memory / 1e6:,.0f} MB")
+            show(f"{kind}, {engine}, whole", size, whole)
+    print("medians of the ratios            ratio   ratio of CPU time")
     for name, values in ratios.items():
-        print(f"  {name:25} {statistics.median(values):6.2f}   ({min(values):.2f} to {max(values):.2f})")
-
-
-def show(name: str, speed: float, ratio: float, more: str = "") -> None:
-    print(f"  {name:25} {speed / 1e6:8.1f} MB/s {ratio:8.2f}   {more}", flush=True)
-
-
-def read_texts(folder: Path) -> Iterator[str]:
-    for part in sorted((folder / "jsonl").iterdir()):
-        yield from texts_of(part)
+        median, median_cpu = (statistics.median(value[i] for value in values) for i in range(2))
+        print(f"  {name:28} {median:8.2f} {median_cpu:8.2f}")
 
 
 def texts_of(path: Path) -> list[str]:
     return [orjson.loads(line)["text"] for line in path.read_bytes().split(b"\n") if line]
 
 
-def first_file_size(folder: Path) -> int:
-    return sum(len(text.encode()) for text in texts_of(min((folder / "jsonl").iterdir())))
+def bytes_of(texts: list[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
 
 
 def first_part(texts: list[str], size: int) -> list[str]:
@@ -117,8 +116,19 @@ def first_part(texts: list[str], size: int) -> list[str]:
     return part
 
 
-def encode_batch(folder: Path, texts: list[str]) -> float:
-    """Seconds."""
+def cost_of(work: Callable[[], object]) -> Cost:
+    """What a call costs, with its threads, and with processes that are gone when it returns."""
+    started, cpu = time.perf_counter(), cpu_seconds()
+    work()
+    return time.perf_counter() - started, cpu_seconds() - cpu
+
+
+def cpu_seconds() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def encode_batch(folder: Path, texts: list[str], method: str) -> Cost:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     batches: list[list[str]] = [[]]
     characters = 0
@@ -128,29 +138,22 @@ def encode_batch(folder: Path, texts: list[str]) -> float:
         if characters >= BATCH_CHARACTERS:
             batches.append([])
             characters = 0
-    started = time.perf_counter()
-    for batch in batches:
-        tokenizer.encode_batch(batch)
-    return time.perf_counter() - started
+    encode = getattr(tokenizer, method)
+    return cost_of(lambda: [encode(batch) and None for batch in batches])
 
 
-def datasets_map(folder: Path, texts: list[str], cores: int) -> float:
+def datasets_map(folder: Path, texts: list[str], cores: int) -> Cost:
     import datasets
 
     datasets.disable_progress_bars()
-    data = datasets.Dataset.from_dict({"text": texts})
     with tempfile.TemporaryDirectory() as cache:
-        data.save_to_disk(f"{cache}/data")
+        datasets.Dataset.from_dict({"text": texts}).save_to_disk(f"{cache}/data")
         data = datasets.load_from_disk(f"{cache}/data")
-        started = time.perf_counter()
-        data.map(
-            MapFunction(str(folder / "tokenizer.json")),
-            batched=True,
-            num_proc=cores,
-            remove_columns=["text"],
-            cache_file_name=f"{cache}/tokens.arrow",
+        function = MapFunction(str(folder / "tokenizer.json"))
+        target = f"{cache}/tokens.arrow"
+        return cost_of(
+            lambda: data.map(function, batched=True, num_proc=cores, remove_columns=["text"], cache_file_name=target)
         )
-        return time.perf_counter() - started
 
 
 class MapFunction:
@@ -169,13 +172,18 @@ class MapFunction:
         return {"input_ids": [encoding.ids for encoding in self.tokenizer.encode_batch(rows["text"])]}
 
 
-def process_pool(folder: Path, texts: list[str], cores: int) -> float:
+def process_pool(folder: Path, texts: list[str], cores: int) -> Cost:
     lines = [orjson.dumps({"text": text}) for text in texts]
-    started = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(cores, start_pool_worker, (str(folder / "tokenizer.json"),)) as pool:
+    arguments = (str(folder / "tokenizer.json"),)
+
+    def work() -> None:
+        pool = multiprocessing.get_context("spawn").Pool(cores, start_pool_worker, arguments)
         for _ in pool.imap(encode_line, lines, 32):
             pass
-        return time.perf_counter() - started
+        pool.close()
+        pool.join()
+
+    return cost_of(work)
 
 
 worker: dict[str, Tokenizer] = {}
@@ -191,45 +199,48 @@ def encode_line(line: bytes) -> list[int]:
     return ids
 
 
-def build(folder: Path, tokenizer: Path, kind: str, engine: str, first_file_only: bool) -> tuple[float, float, int]:
-    """Seconds of a build, seconds of its process, and the bytes that its processes held at the most."""
-    source = min((folder / kind).iterdir()) if first_file_only else folder / kind
+def build(folder: Path, tokenizer: Path, source: Path, engine: str) -> tuple[Cost, Cost, int]:
+    """What a build costs, what its process costs, and the bytes that its processes held at the most."""
     cache = Path(tempfile.mkdtemp(dir=folder))
     command = [sys.executable, __file__, "--folder", str(folder), "--build", str(source), str(tokenizer), engine]
     environment = {key: value for key, value in os.environ.items() if key != "TOKENIZERS_PARALLELISM"}
-    try:
-        started = time.perf_counter()
+    memory, found = 0, ""
+
+    def run() -> None:
+        nonlocal memory, found
         process = subprocess.Popen([*command, str(cache)], env=environment, stdout=subprocess.PIPE, text=True)
-        memory = 0
         while process.poll() is None:
             memory = max(memory, private_memory(process.pid))
             time.sleep(0.05)
-        whole = time.perf_counter() - started
         assert process.stdout is not None
+        found = process.stdout.read()
         if process.returncode:
             raise SystemExit(f"{' '.join(command)} failed")
-        return float(process.stdout.read()), whole, memory
+
+    try:
+        whole = cost_of(run)
+        seconds, cpu = map(float, found.split())
+        return (seconds, cpu), whole, memory
     finally:
         shutil.rmtree(cache)
 
 
 def build_here(source: str, tokenizer: str, engine: Any, cache: str) -> None:
-    """Prints the seconds of a build, as `zephon-data prepare` does it."""
+    """Prints what a build costs, as `zephon-data prepare` does it, once the tokenizer is loaded."""
     loaded = TextTokenizer(tokenizer, engine)
     loaded.fast()
-    started = time.perf_counter()
+    building = Building(workers=None)
     files = FileInput(SourceConfig("text", source))
-    open_or_build(files, loaded, cache, 0, building=Building(workers=None))
-    print(time.perf_counter() - started)
+    print(*cost_of(lambda: open_or_build(files, loaded, cache, 0, building=building)))
 
 
 def private_memory(process: int) -> int:
-    """Bytes that a process and those below it hold alone."""
+    """Bytes that a process and those below it hold alone; pages of files, which the system may drop, do not count."""
     total = 0
     try:
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith(("Private_Dirty", "Anonymous")):
-                total = max(total, int(line.split()[1]) * 1024)
+            if line.startswith("Private_Dirty"):
+                total += int(line.split()[1]) * 1024
         for task in Path(f"/proc/{process}/task").iterdir():
             total += sum(private_memory(int(child)) for child in (task / "children").read_text().split())
     except (OSError, ValueError):  # gone meanwhile

@@ -19,6 +19,7 @@ from zephon_patches.prepare.build import Building, open_or_build
 from zephon_patches.prepare.encoding import Encoder
 from zephon_patches.prepare.engines import FastokensEngine, TokenizersEngine, UnsuitableEngine
 from zephon_patches.prepare.exactness import DISTRUSTED, EngineDistrusted, Sampling, compare, is_distrusted
+from zephon_patches.prepare.repair import reopen_store
 from zephon_patches.prepare.shards import FileInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
@@ -221,6 +222,34 @@ def test_a_difference_that_does_not_come_again_is_one_too(folder, tmp_path, expe
     report = json.loads((store.folder / DISTRUSTED).read_bytes())
     assert report["text"] == seen[0]
     assert report["found"] != report["expected"]
+
+
+def test_what_a_repair_keeps_is_made_again_when_the_engine_is_caught(folder, tmp_path, expected, monkeypatch):
+    plant(monkeypatch, lambda text: "gnu" in text)
+    store = build(folder, tmp_path)
+    assert files_of(store) != expected
+    (store.folder / "000000-000.bin").write_bytes(b"")
+    assert reopen_store(store.folder)
+    plant(monkeypatch, lambda text: "gnu" in text or "first" in text)
+    assert files_of(build(folder, tmp_path)) == expected
+
+
+def test_a_repair_keeps_what_the_reference_made_after_a_difference(folder, tmp_path, expected, monkeypatch):
+    plant(monkeypatch, lambda text: "last" in text)
+    store = build(folder, tmp_path)
+    assert is_distrusted(store.folder)
+    time = (store.folder / "000001-000.bin").stat().st_mtime_ns
+    (store.folder / "000000-000.bin").write_bytes(b"")
+    assert reopen_store(store.folder)
+    assert files_of(build(folder, tmp_path)) == expected
+    assert (store.folder / "000001-000.bin").stat().st_mtime_ns == time
+
+
+def test_an_exact_build_of_a_finished_store_says_that_it_compares_nothing(folder, tmp_path, caplog):
+    build(folder, tmp_path)
+    assert caplog.text == ""
+    build(folder, tmp_path, exact=True)
+    assert "was finished before, so nothing is compared; to build it anew and compare, remove" in caplog.text
 
 
 PLANTED_LIBRARY = """

@@ -232,6 +232,12 @@ def _is_finished(source: Input, folder: Path) -> bool:
 def _finish(builder: Builder, building: Building) -> Standing | None:
     """Builds, waits for or checks a store until it is finished; or a part of it, then says how far it is."""
     source, folder = builder.source, builder.folder
+    if builder.tokenizer.exact and builder.store.is_closed():
+        logger.warning(
+            "source %r: its store was finished before, so nothing is compared; to build it anew and compare, remove %s",
+            source.name,
+            folder,
+        )
     try:
         with errors_explained(source, folder):
             while not _is_finished(source, folder):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from zephon_patches.config import HUB
 from zephon_patches.errors import StoreError
+from zephon_patches.prepare.exactness import is_distrusted
 from zephon_patches.prepare.unfinished import PLAN, UNITS, Unfinished, store_locked
 from zephon_patches.store.atomic import sync_folder
 from zephon_patches.store.manifest import MANIFEST, Manifest
@@ -83,10 +84,12 @@ def _reopen(folder: Path, manifest: Manifest, damaged: set[int]) -> None:
     (folder / UNITS).mkdir(exist_ok=True)
     store.forget_all()  # what a builder that was killed at its very end left
     lost = []
+    # A store in which an engine was distrusted was finished without it; of others it is not known any more.
+    proven = is_distrusted(folder)
     for shards in units.values():
         sound = next((i for i, number in enumerate(shards) if number in damaged), len(shards))
         for number in shards[:sound]:
-            store.mark(manifest.shards[number], last=number == shards[-1])
+            store.mark(manifest.shards[number], last=number == shards[-1], proven=proven)
         lost += shards[sound:]
     (folder / MANIFEST).unlink()
     sync_folder(folder)
