@@ -151,7 +151,7 @@ class Manifest:
                 shards=[shard_record(entry) for entry in content["shards"]],
             )
             manifest._check(content["documents"], content["tokens"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"{path}: not what this version writes ({error!r}); remove {folder} to build the store anew"
             ) from None
