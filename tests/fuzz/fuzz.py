@@ -320,11 +320,19 @@ def _tokenize() -> None:
     with contextlib.suppress(InputError):
         tokenizer = TextTokenizer(_ASSETS)
         assert len(tokenizer.identity) == 16
-        tokens, lengths = tokenizer.encode_batch(["0_0 0_1", "", "<eos>"])
-        assert len(tokens) == sum(lengths)
+        _encode(tokenizer)
         for flag in (True, False):
             with contextlib.suppress(ConfigError):
-                tokenizer.with_ends(flag, flag, "here").encode_batch(["0_0 0_1", ""])
+                _encode(tokenizer.with_ends(flag, flag, "here"))
+
+
+def _encode(tokenizer: TextTokenizer) -> None:
+    try:
+        tokens, lengths = tokenizer.encode_batch(["0_0 0_1", "", "<eos>"])
+        assert len(tokens) == sum(lengths)
+    except Exception as error:
+        if type(error) is not Exception:  # the library's own error, for which the caller finds the document
+            raise
 
 
 # --- unfinished stores ---
