@@ -16,7 +16,7 @@ import numpy as np
 from zephon_patches.errors import StoreError
 from zephon_patches.store.manifest import Manifest
 
-__all__ = ["TokenStore"]
+__all__ = ["TokenStore", "map_file"]
 
 # Linux allows a process 65,530 maps; the oldest one goes when there are as many as this.
 _MAX_MAPS = 4096
@@ -85,10 +85,15 @@ class TokenStore:
         # Reading a map beyond the end of its file kills the process, so this is checked before.
         if size != expected:
             raise StoreError(f"{path}: {size:,} bytes, but the manifest says {expected:,}; {again}")
-        return np.frombuffer(_map_file(path, expected), dtype=self._dtype) if size else np.empty(0, self._dtype)
+        return np.frombuffer(map_file(path, expected), dtype=self._dtype) if size else np.empty(0, self._dtype)
 
 
-def _map_file(path: Path, size: int) -> Any:
+def map_file(path: Path, size: int) -> memoryview:
+    """Maps a file of a known size, above 0, without keeping it open; the map goes with the last view of it.
+
+    Raises:
+        StoreError: It cannot be opened or mapped.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]

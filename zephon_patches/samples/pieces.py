@@ -1,0 +1,102 @@
+"""Pieces of documents, and plans of which pieces make which sample, for packings that keep documents whole.
+
+A document of L tokens has L - 1 labels and takes as many places of a sample: each token but its last is an input,
+each but its first a label, and no label is another document's token. One that fits into ``seq_len`` places is one
+piece. A longer one is cut into full pieces of ``seq_len`` places and a remainder; a piece starts at the last token of
+the one before, so that no label is lost. A document of less than two tokens has no label: it is left out, and
+counted.
+
+Worked case, documents of 3, 10, 1 and 5 tokens, ``seq_len`` = 4: the pieces are (document, first token of the shard,
+tokens) = (0, 0, 3); (1, 3, 5), (1, 7, 5), (1, 11, 2); (3, 14, 5). Document 2 is left out.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from zephon_patches.errors import StoreError
+
+__all__ = ["PIECE", "Plan", "cut_pieces", "plan_documents"]
+
+PIECE = np.dtype([("first", "<i8"), ("tokens", "<i4"), ("document", "<i4")])
+"""First token in the shard; tokens, one more than places, 2 to ``seq_len + 1``; document in the shard"""
+
+
+# What the fields of a piece hold.
+_MAX = 2**31 - 1
+
+
+class Plan(NamedTuple):
+    """Which pieces of a shard make which sample."""
+
+    starts: np.ndarray
+    """int64, shape ``(samples + 1,)``: sample i holds ``pieces[starts[i]:starts[i + 1]]``"""
+    pieces: np.ndarray
+    """``PIECE``, shape ``(pieces,)``; inside a sample in the order of the shard"""
+    left_out: int
+    """Documents without a label, which are in no sample"""
+
+    def sample(self, number: int) -> np.ndarray:
+        """The pieces of a sample: ``PIECE``, shape ``(pieces of the sample,)``, a view.
+
+        Raises:
+            StoreError: The plan's file is damaged.
+        """
+        first, stop = int(self.starts[number]), int(self.starts[number + 1])
+        if not 0 <= first < stop <= len(self.pieces):
+            raise StoreError(
+                f"sample {number:,} of a plan of packing has the pieces {first:,} to {stop:,} of {len(self.pieces):,}: "
+                "the plan is damaged; remove it to have it made anew"
+            )
+        return self.pieces[first:stop]
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def num_labels(self) -> int:
+        """Labels that count, over all samples; by ``num_samples * seq_len``, the fill ratio."""
+        return int(self.pieces["tokens"].sum(dtype=np.int64)) - len(self.pieces)
+
+
+def cut_pieces(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, int]:
+    """Cuts the documents of a shard into pieces of at most ``seq_len`` places.
+
+    Args:
+        lengths: Integers, shape ``(documents,)``: tokens of each document, not negative.
+        seq_len: At least 1.
+
+    Returns:
+        The pieces in the order of the shard, and how many documents are left out.
+
+    Raises:
+        ValueError: A length is negative or above 2**31 - 1, or ``seq_len`` below 1 or above 2**31 - 2.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    if not 1 <= seq_len < _MAX:
+        raise ValueError(f"seq_len = {seq_len:,}: expected 1 to {_MAX - 1:,}")
+    if len(lengths) > _MAX:
+        raise ValueError(f"{len(lengths):,} documents in a shard: expected at most {_MAX:,}")
+    wrong = (lengths < 0) | (lengths > _MAX)
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise ValueError(f"document {first:,} has {lengths[first]:,} tokens: expected 0 to {_MAX:,}")
+    firsts = np.cumsum(lengths) - lengths
+    places = np.maximum(lengths - 1, 0)
+    counts = -(-places // seq_len)  # pieces of each document
+    left_out = int(np.count_nonzero(counts == 0))
+    total = int(counts.sum())
+    pieces = np.empty(total, dtype=PIECE)
+    document = np.repeat(np.arange(len(lengths)), counts)
+    inside = (np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)) * seq_len
+    pieces["document"] = document
+    pieces["first"] = firsts[document] + inside
+    pieces["tokens"] = np.minimum(places[document] - inside, seq_len) + 1
+    return pieces, left_out
+
+
+def plan_documents(lengths: np.ndarray, seq_len: int) -> Plan:
+    """One document, or one piece of a long one, in each sample, in the order of the shard; as ``cut_pieces``."""
+    pieces, left_out = cut_pieces(lengths, seq_len)
+    return Plan(np.arange(len(pieces) + 1, dtype=np.int64), pieces, left_out)
