@@ -8,33 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reference
-from tests.samples.plans import lengths_lists, numbered
-from tests.samples.test_pieces import as_reference
+from tests.samples.plans import as_reference, lengths_lists, numbered
 from zephon_patches.errors import StoreError
 from zephon_patches.samples.best_fit import plan_best_fit
 from zephon_patches.samples.chunking import num_samples, span
-from zephon_patches.samples.packed import document_starts, fill_pieces, fill_positions, mask_boundaries, piece_starts
-from zephon_patches.samples.pieces import PIECE, plan_documents
+from zephon_patches.samples.packed import document_starts, fill_positions, fill_rows, mask_boundaries, piece_starts
+from zephon_patches.samples.pieces import plan_documents
 from zephon_patches.samples.sequence import IGNORE_INDEX, fill_row
 
 JUNK = -7
 
 
-def junk(seq_len: int) -> np.ndarray:
-    return np.full(seq_len, JUNK, dtype=np.int64)
-
-
-def pieces_of(*pieces: tuple[int, int]) -> np.ndarray:
-    return np.array([(first, tokens, 0) for first, tokens in pieces], dtype=PIECE)
+def junk(*shape: int) -> np.ndarray:
+    return np.full(shape, JUNK, dtype=np.int64)
 
 
 def test_the_worked_case():
-    inputs, labels, positions = junk(6), junk(6), junk(6)
-    pieces = pieces_of((0, 3), (4, 3))
-    assert fill_pieces(inputs, labels, np.array([1, 2, 3, 0, 7, 8, 9], dtype=np.uint16), pieces) == 4
+    inputs, labels, positions = junk(1, 6), junk(1, 6), junk(6)
+    pieces = np.array([[0, 3], [4, 3]])
+    assert fill_rows(inputs, labels, [(np.array([1, 2, 3, 0, 7, 8, 9], dtype=np.uint16), pieces)]) == [4]
     fill_positions(positions, piece_starts(pieces))
-    assert inputs.tolist() == [1, 2, 7, 8, 0, 0]
-    assert labels.tolist() == [2, 3, 8, 9, IGNORE_INDEX, IGNORE_INDEX]
+    assert inputs.tolist() == [[1, 2, 7, 8, 0, 0]]
+    assert labels.tolist() == [[2, 3, 8, 9, IGNORE_INDEX, IGNORE_INDEX]]
     assert positions.tolist() == [0, 1, 0, 1, 0, 1]
 
 
@@ -45,25 +40,29 @@ def test_rows_and_positions_are_the_reference_s(planner, lengths, seq_len, dtype
     tokens = np.array(stream, dtype=dtype)
     plan = planner(np.array(lengths, dtype=np.int32), seq_len)
     total = 0
-    for number in range(plan.num_samples):
-        inputs, labels, positions = junk(seq_len), junk(seq_len), junk(seq_len)
-        pieces = plan.sample(number)
-        count = fill_pieces(inputs, labels, tokens, pieces)
-        expected = reference.sample_of_pieces(stream, as_reference(pieces), seq_len)
-        assert (tuple(inputs.tolist()), tuple(labels.tolist())) == expected
-        assert count == sum(label != IGNORE_INDEX for label in expected.labels)
-        fill_positions(positions, piece_starts(pieces))
-        runs = [*(piece.tokens - 1 for piece in as_reference(pieces)), seq_len - count]
-        assert positions.tolist() == [place for run in runs for place in range(run)]
-        total += count
+    numbers = list(range(plan.num_samples))
+    for batch in (numbers[start : start + 3] for start in numbers[::3]):
+        inputs, labels = junk(len(batch), seq_len), junk(len(batch), seq_len)
+        counts = fill_rows(inputs, labels, [(tokens, plan.sample(number)) for number in batch])
+        for number, *row, count in zip(batch, inputs.tolist(), labels.tolist(), counts, strict=True):
+            pieces = as_reference(plan.sample(number), lengths)
+            expected = reference.sample_of_pieces(stream, pieces, seq_len)
+            assert tuple(map(tuple, row)) == expected
+            assert count == sum(label != IGNORE_INDEX for label in expected.labels)
+            positions = junk(seq_len)
+            fill_positions(positions, piece_starts(plan.sample(number)))
+            runs = [*(piece.tokens - 1 for piece in pieces), seq_len - count]
+            assert positions.tolist() == [place for run in runs for place in range(run)]
+            total += count
     assert total == sum(max(0, length - 1) for length in lengths)
 
 
-def test_the_largest_ids_of_both_types_are_kept():
-    for dtype, largest in ((np.uint16, 65_535), (np.int32, 2**31 - 1)):
-        inputs, labels = junk(2), junk(2)
-        fill_pieces(inputs, labels, np.array([largest, 0, largest], dtype=dtype), pieces_of((0, 3)))
-        assert (inputs.tolist(), labels.tolist()) == ([largest, 0], [0, largest])
+def test_rows_of_shards_of_both_types_in_one_batch_keep_the_largest_ids():
+    inputs, labels = junk(2, 2), junk(2, 2)
+    shards = [np.array([0, 65_535, 1], dtype=np.uint16), np.array([2**31 - 1, 0, 2**31 - 1], dtype=np.int32)]
+    assert fill_rows(inputs, labels, [(tokens, np.array([[0, 3]])) for tokens in shards]) == [2, 2]
+    assert inputs.tolist() == [[0, 65_535], [2**31 - 1, 0]]
+    assert labels.tolist() == [[65_535, 1], [0, 2**31 - 1]]
 
 
 @pytest.mark.parametrize(
@@ -77,13 +76,15 @@ def test_the_largest_ids_of_both_types_are_kept():
         [(0, 6)],
         [(0, 3), (0, 4)],
         [(2**62, 3)],
-        [(0, 2**31 - 1)],
+        [(0, 2**62)],
+        [(2**63 - 1, 2)],
+        [(-(2**63), -(2**63))],
         [(0, 5), (0, 2)],
     ],
 )
 def test_a_piece_outside_the_shard_or_the_row_is_a_store_error(pieces):
     with pytest.raises(StoreError, match="its plan of packing is damaged, or another shard's; remove it"):
-        fill_pieces(junk(4), junk(4), np.arange(5, dtype=np.uint16), pieces_of(*pieces))
+        fill_rows(junk(1, 4), junk(1, 4), [(np.arange(5, dtype=np.uint16), np.array(pieces))])
 
 
 def read_concat(lengths, seq_len, sample):

@@ -6,34 +6,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reference
-from tests.samples.plans import lengths_lists, numbered
+from tests.samples.plans import as_reference, lengths_lists, numbered
 from zephon_patches.errors import StoreError
-from zephon_patches.samples.pieces import PIECE, Plan, cut_pieces, plan_documents
-
-
-def as_reference(pieces: np.ndarray) -> list[reference.Piece]:
-    columns = (pieces[name].tolist() for name in ("document", "first", "tokens"))
-    return [reference.Piece(*row) for row in zip(*columns, strict=True)]
+from zephon_patches.samples.pieces import Plan, cut_pieces, plan_documents
 
 
 def test_the_worked_case():
     pieces, left_out = cut_pieces(np.array([3, 10, 1, 5]), 4)
-    expected = [(0, 0, 3), (1, 3, 5), (1, 7, 5), (1, 11, 2), (3, 14, 5)]
-    assert as_reference(pieces) == [reference.Piece(*piece) for piece in expected]
-    assert (left_out, pieces.dtype) == (1, PIECE)
+    assert pieces.tolist() == [[0, 3], [3, 5], [7, 5], [11, 2], [14, 5]]
+    assert [piece.document for piece in as_reference(pieces, [3, 10, 1, 5])] == [0, 1, 1, 1, 3]
+    assert (left_out, pieces.dtype) == (1, np.int64)
 
 
 @given(lengths_lists, st.integers(1, 12), st.sampled_from([np.int32, np.int64]))
 def test_pieces_are_the_reference_s(lengths, seq_len, dtype):
     pieces, left_out = cut_pieces(np.array(lengths, dtype=dtype), seq_len)
-    assert as_reference(pieces) == reference.cut(numbered(lengths), seq_len)
+    assert as_reference(pieces, lengths) == reference.cut(numbered(lengths), seq_len)
     assert left_out == sum(length < 2 for length in lengths)
 
 
 @given(lengths_lists, st.integers(1, 12))
 def test_a_document_in_each_sample(lengths, seq_len):
     plan = plan_documents(np.array(lengths, dtype=np.int32), seq_len)
-    samples = [as_reference(plan.sample(number)) for number in range(plan.num_samples)]
+    samples = [as_reference(plan.sample(number), lengths) for number in range(plan.num_samples)]
     assert samples == [[piece] for piece in reference.cut(numbered(lengths), seq_len)]
     assert plan.num_labels == sum(max(0, length - 1) for length in lengths)
 
@@ -41,8 +36,8 @@ def test_a_document_in_each_sample(lengths, seq_len):
 def test_a_document_as_long_as_the_index_allows_and_offsets_beyond_2_32():
     lengths = np.array([2**31 - 1, 2**31 - 1, 2**31 - 1, 5], dtype=np.int32)
     pieces, _ = cut_pieces(lengths, 2**30)
-    assert as_reference(pieces)[-1] == reference.Piece(3, 3 * (2**31 - 1), 5)
-    assert pieces["tokens"].tolist() == [2**30 + 1, 2**30 - 1] * 3 + [5]
+    assert pieces[-1].tolist() == [3 * (2**31 - 1), 5]
+    assert pieces[:, 1].tolist() == [2**30 + 1, 2**30 - 1] * 3 + [5]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +56,6 @@ def test_what_does_not_fit_is_refused(lengths, seq_len, text):
 
 @pytest.mark.parametrize("starts", [[0, 0, 3], [0, 4, 3], [-1, 2, 3], [2, 1, 3], [0, 2**62, 3]])
 def test_a_plan_whose_samples_are_no_ranges_of_its_pieces_is_refused_when_one_is_read(starts):
-    plan = Plan(np.array(starts, dtype=np.int64), np.zeros(3, PIECE), 0)
+    plan = Plan(np.array(starts, dtype=np.int64), np.zeros((3, 2), np.int64), 0)
     with pytest.raises(StoreError, match="sample 0 of a plan of packing has the pieces .* of 3: the plan is damaged"):
         plan.sample(0)

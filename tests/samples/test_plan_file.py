@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.store.test_reader import make_store
 from zephon_patches.errors import StoreError
-from zephon_patches.samples.packed import fill_pieces
-from zephon_patches.samples.pieces import PIECE, Plan
+from zephon_patches.samples.packed import fill_rows
+from zephon_patches.samples.pieces import Plan
 from zephon_patches.samples.plan_file import PLANNERS, ensure_plan, open_plan, plan_path, verify_plan, write_plan
 from zephon_patches.store.manifest import Manifest
 from zephon_patches.store.reader import TokenStore
@@ -63,9 +63,9 @@ def test_its_bytes_are_those_of_the_description(store):
     assert checksum == xxhash.xxh3_64_intdigest(data[:80] + data[88:])
     starts = struct.unpack(f"<{samples + 1}q", data[88 : 96 + 8 * samples])
     assert (starts[0], starts[-1]) == (0, pieces)
-    found = list(struct.iter_unpack("<qii", data[96 + 8 * samples :]))
+    found = list(struct.iter_unpack("<qq", data[96 + 8 * samples :]))
     assert len(found) == pieces
-    assert sorted(document for _, _, document in found) == [0, 1, 2, 4, 5, 7, 8, 9, 9, 9, 10]
+    assert sorted(found)[:5] == [(0, 7), (7, 6), (13, 5), (18, 5), (23, 4)]
 
 
 def test_it_is_mapped_and_its_rows_are_those_of_the_shard(store):
@@ -73,14 +73,11 @@ def test_it_is_mapped_and_its_rows_are_those_of_the_shard(store):
     plan = ensure_plan(folder, shard, "best_fit", SEQ_LEN)
     assert not plan.starts.flags.owndata and not plan.pieces.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
-        plan.pieces["tokens"][0] = 3
+        plan.pieces[0] = 3
     tokens = TokenStore(folder).tokens(0)
-    labels = np.empty(SEQ_LEN, dtype=np.int64)
-    inputs = np.empty(SEQ_LEN, dtype=np.int64)
-    seen = []
-    for number in range(plan.num_samples):
-        count = fill_pieces(inputs, labels, tokens, plan.sample(number))
-        seen += labels[:count].tolist()
+    inputs, labels = (np.empty((plan.num_samples, SEQ_LEN), dtype=np.int64) for _ in range(2))
+    counts = fill_rows(inputs, labels, [(tokens, plan.sample(number)) for number in range(plan.num_samples)])
+    seen = [label for row, count in zip(labels.tolist(), counts, strict=True) for label in row[:count]]
     firsts = set((np.cumsum(LENGTHS) - LENGTHS).tolist())
     assert sorted(seen) == [token for token in range(sum(LENGTHS)) if token not in firsts]
 
@@ -183,7 +180,8 @@ def test_any_damage_is_found_and_nothing_is_read_outside(tmp_path_factory, data)
     try:
         plan = open_plan(folder, shard, "best_fit", 8)
         for number in range(plan.num_samples):
-            fill_pieces(np.empty(8, np.int64), np.empty(8, np.int64), store.tokens(0), plan.sample(number))
+            row = np.empty((1, 8), np.int64)
+            fill_rows(row, row.copy(), [(store.tokens(0), plan.sample(number))])
     except StoreError:
         pass
 
@@ -194,9 +192,9 @@ def test_a_plan_with_a_right_checksum_but_outside_its_shard_is_found(store):
     path = plan_path(folder, shard, "best_fit", SEQ_LEN)
     starts, pieces = np.array(plan.starts), np.array(plan.pieces)
     wrong = []
-    for field, value in (("first", -1), ("first", sum(LENGTHS)), ("tokens", 1), ("tokens", 12), ("tokens", 2**31 - 1)):
+    for column, value in ((0, -1), (0, sum(LENGTHS)), (0, 2**63 - 1), (1, 1), (1, 12), (1, 2**63 - 1), (1, -(2**63))):
         changed = pieces.copy()
-        changed[field][2] = value
+        changed[2, column] = value
         wrong.append((starts, changed))
     for number, value in ((0, 1), (1, 0), (1, -5), (1, 2**60), (len(starts) - 1, len(pieces) - 1)):
         moved = starts.copy()
@@ -212,5 +210,5 @@ def test_a_shard_without_a_label_has_a_plan_without_a_sample(tmp_path):
     folder = make_store(tmp_path / "s", [[], [5]])
     for shard in Manifest.read(folder).shards:
         plan = ensure_plan(folder, shard, "best_fit", 8)
-        assert (plan.num_samples, len(plan.pieces), plan.pieces.dtype) == (0, 0, PIECE)
+        assert (plan.num_samples, plan.pieces.shape) == (0, (0, 2))
         verify_plan(folder, shard, "best_fit", 8)

@@ -42,7 +42,7 @@ def plan_best_fit(lengths: np.ndarray, seq_len: int) -> Plan:
         ValueError: As ``cut_pieces``.
     """
     pieces, left_out = cut_pieces(lengths, seq_len)
-    places = pieces["tokens"] - np.int32(1)
+    places = pieces[:, 1] - 1
     counts = np.bincount(places, minlength=seq_len + 1)
     first, samples, each = _moves(counts.tolist(), seq_len)
     # The sample of each piece, in the order in which they were taken: sample s of a move takes `each` in a row.

@@ -27,57 +27,60 @@ import numpy as np
 from zephon_patches.errors import StoreError
 from zephon_patches.samples.sequence import IGNORE_INDEX, PAD_ID
 
-__all__ = ["document_starts", "fill_pieces", "fill_positions", "mask_boundaries", "piece_starts"]
+__all__ = ["document_starts", "fill_positions", "fill_rows", "mask_boundaries", "piece_starts"]
 
 
-def fill_pieces(inputs: np.ndarray, labels: np.ndarray, tokens: np.ndarray, pieces: np.ndarray) -> int:
-    """Lays the pieces of one sample into a row.
+def fill_rows(inputs: np.ndarray, labels: np.ndarray, samples: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[int]:
+    """Lays packed samples into rows, one each.
 
     Args:
-        inputs, labels: int64, shape ``(seq_len,)``; all of both is overwritten.
-        tokens: uint16 or int32, shape ``(tokens of the shard,)``.
-        pieces: ``PIECE``, shape ``(pieces of the sample,)``.
+        inputs, labels: int64, shape ``(rows, seq_len)``, each without gaps in memory; all of both is overwritten.
+        samples: For each row the tokens of its shard, uint16 or int32, and its pieces, as a plan has them.
 
     Returns:
-        The number of labels that count; those behind them are padding.
+        The number of labels that count in each row; those behind them are padding.
 
     Raises:
         StoreError: A piece lies outside the shard or the row: the plan is damaged, or another shard's.
     """
-    seq_len, num_tokens = len(inputs), len(tokens)
-    # The tokens are put together in their own type, whose copies are small, and then converted in one go. Each piece
-    # overwrites the last token of the one before, which is no input; then these are put back, which are labels.
-    stage = np.empty(seq_len + 1, tokens.dtype)
-    source, target = tokens.data, stage.data
-    ends = []
-    at = 0
-    for first, count in zip(pieces["first"].tolist(), pieces["tokens"].tolist(), strict=True):
-        stop, end = first + count, at + count
-        if first < 0 or count < 2 or stop > num_tokens or end > seq_len + 1:
-            raise StoreError(
-                f"a sample's piece has the tokens {first:,} to {stop:,} of a shard of {num_tokens:,}, at place {at:,} "
-                f"of {seq_len:,}: its plan of packing is damaged, or another shard's; remove it to have it made anew"
-            )
-        target[at:end] = source[first:stop]
-        at = end - 1
-        ends.append((at, stop - 1))
-    inputs[:at] = stage[:at]
-    for end, last in ends:
-        target[end] = source[last]
-    labels[:at] = stage[1 : at + 1]
-    if at < seq_len:
-        inputs[at:] = PAD_ID
-        labels[at:] = IGNORE_INDEX
-    return at
+    rows, seq_len = inputs.shape
+    into, shifted = inputs.reshape(rows * seq_len), labels.reshape(rows * seq_len)
+    ends, padding, counts = [], [], []
+    for row, (tokens, pieces) in enumerate(samples):
+        num_tokens, source = len(tokens), tokens.data
+        at, row_end = row * seq_len, (row + 1) * seq_len
+        for first, count in pieces.tolist():
+            last, end = first + count - 1, at + count - 1
+            if not 0 <= first < last < num_tokens or end > row_end:
+                raise StoreError(
+                    f"a sample's piece has {count:,} tokens from token {first:,} on, in a shard of {num_tokens:,}, for "
+                    f"{row_end - at:,} places: its plan of packing is damaged, or another shard's; remove it to have "
+                    "it made anew"
+                )
+            into[at:end] = tokens[first:last]
+            at = end
+            ends.append((at - 1, source[last]))
+        if at < row_end:
+            into[at:row_end] = PAD_ID
+            padding.append((at, row_end))
+        counts.append(at - row * seq_len)
+    # Labels are the inputs, one place earlier, but at the end of a piece: copied in one go, then put right there.
+    shifted[:-1] = into[1:]
+    data = shifted.data
+    for end, token in ends:
+        data[end] = token
+    for start, stop in padding:
+        shifted[start:stop] = IGNORE_INDEX
+    return counts
 
 
 def piece_starts(pieces: np.ndarray) -> list[int]:
     """The place of each piece's first input in its row, and of the padding behind the last.
 
     Args:
-        pieces: ``PIECE``, of one sample.
+        pieces: Of one sample, as a plan has them.
     """
-    return [0, *np.cumsum(pieces["tokens"] - np.int32(1), dtype=np.int64).tolist()]
+    return [0, *np.cumsum(pieces[:, 1] - 1).tolist()]
 
 
 def document_starts(pointers: np.ndarray, itemsize: int, first: int, stop: int) -> np.ndarray:

@@ -6,8 +6,11 @@ piece. A longer one is cut into full pieces of ``seq_len`` places and a remainde
 the one before, so that no label is lost. A document of less than two tokens has no label: it is left out, and
 counted.
 
-Worked case, documents of 3, 10, 1 and 5 tokens, ``seq_len`` = 4: the pieces are (document, first token of the shard,
-tokens) = (0, 0, 3); (1, 3, 5), (1, 7, 5), (1, 11, 2); (3, 14, 5). Document 2 is left out.
+A piece is a pair: its first token in the shard, and its number of tokens, one more than places. Its document is the
+last one that starts at or before its first token.
+
+Worked case, documents of 3, 10, 1 and 5 tokens, ``seq_len`` = 4: the pieces are (0, 3) of document 0; (3, 5), (7, 5)
+and (11, 2) of document 1; (14, 5) of document 3. Document 2 is left out.
 """
 
 from typing import NamedTuple
@@ -16,13 +19,9 @@ import numpy as np
 
 from zephon_patches.errors import StoreError
 
-__all__ = ["PIECE", "Plan", "cut_pieces", "plan_documents"]
+__all__ = ["Plan", "cut_pieces", "plan_documents"]
 
-PIECE = np.dtype([("first", "<i8"), ("tokens", "<i4"), ("document", "<i4")])
-"""First token in the shard; tokens, one more than places, 2 to ``seq_len + 1``; document in the shard"""
-
-
-# What the fields of a piece hold.
+# The index holds a document's length as int32.
 _MAX = 2**31 - 1
 
 
@@ -32,17 +31,17 @@ class Plan(NamedTuple):
     starts: np.ndarray
     """int64, shape ``(samples + 1,)``: sample i holds ``pieces[starts[i]:starts[i + 1]]``"""
     pieces: np.ndarray
-    """``PIECE``, shape ``(pieces,)``; inside a sample in the order of the shard"""
+    """int64, shape ``(pieces, 2)``: first token and tokens of each; inside a sample in the order of the shard"""
     left_out: int
     """Documents without a label, which are in no sample"""
 
     def sample(self, number: int) -> np.ndarray:
-        """The pieces of a sample: ``PIECE``, shape ``(pieces of the sample,)``, a view.
+        """The pieces of a sample, at least one: int64, shape ``(pieces of the sample, 2)``, a view.
 
         Raises:
             StoreError: The plan's file is damaged.
         """
-        first, stop = int(self.starts[number]), int(self.starts[number + 1])
+        first, stop = self.starts[number : number + 2].tolist()
         if not 0 <= first < stop <= len(self.pieces):
             raise StoreError(
                 f"sample {number:,} of a plan of packing has the pieces {first:,} to {stop:,} of {len(self.pieces):,}: "
@@ -57,7 +56,7 @@ class Plan(NamedTuple):
     @property
     def num_labels(self) -> int:
         """Labels that count, over all samples; by ``num_samples * seq_len``, the fill ratio."""
-        return int(self.pieces["tokens"].sum(dtype=np.int64)) - len(self.pieces)
+        return int(self.pieces[:, 1].sum()) - len(self.pieces)
 
 
 def cut_pieces(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, int]:
@@ -68,7 +67,7 @@ def cut_pieces(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, int]:
         seq_len: At least 1.
 
     Returns:
-        The pieces in the order of the shard, and how many documents are left out.
+        The pieces in the order of the shard, int64, shape ``(pieces, 2)``, and how many documents are left out.
 
     Raises:
         ValueError: A length is negative or above 2**31 - 1, or ``seq_len`` below 1 or above 2**31 - 2.
@@ -76,8 +75,6 @@ def cut_pieces(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, int]:
     lengths = np.asarray(lengths, dtype=np.int64)
     if not 1 <= seq_len < _MAX:
         raise ValueError(f"seq_len = {seq_len:,}: expected 1 to {_MAX - 1:,}")
-    if len(lengths) > _MAX:
-        raise ValueError(f"{len(lengths):,} documents in a shard: expected at most {_MAX:,}")
     wrong = (lengths < 0) | (lengths > _MAX)
     if wrong.any():
         first = int(np.argmax(wrong))
@@ -87,12 +84,11 @@ def cut_pieces(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, int]:
     counts = -(-places // seq_len)  # pieces of each document
     left_out = int(np.count_nonzero(counts == 0))
     total = int(counts.sum())
-    pieces = np.empty(total, dtype=PIECE)
     document = np.repeat(np.arange(len(lengths)), counts)
     inside = (np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)) * seq_len
-    pieces["document"] = document
-    pieces["first"] = firsts[document] + inside
-    pieces["tokens"] = np.minimum(places[document] - inside, seq_len) + 1
+    pieces = np.empty((total, 2), dtype=np.int64)
+    pieces[:, 0] = firsts[document] + inside
+    pieces[:, 1] = np.minimum(places[document] - inside, seq_len) + 1
     return pieces, left_out
 
 

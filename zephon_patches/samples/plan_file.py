@@ -12,7 +12,7 @@
     8     u64: documents that are left out, since they have no label
     8     u64: XXH3-64 of all other bytes of the file
     8 s + 8   int64: first piece of each sample, and p
-    16 p      int64 first token in the shard, int32 tokens, int32 document, of each piece
+    16 p      int64: first token in the shard, and tokens, of each piece
 
 The file is mapped, not read, so opening it costs the same for any number of documents: only the header and the size
 of the file are checked, which bounds every count. ``verify_plan`` reads all of it. A sample that does not lie in its
@@ -31,7 +31,7 @@ import xxhash
 
 from zephon_patches.errors import StoreError
 from zephon_patches.samples.best_fit import plan_best_fit
-from zephon_patches.samples.pieces import PIECE, Plan, plan_documents
+from zephon_patches.samples.pieces import Plan, plan_documents
 from zephon_patches.store.atomic import atomic_file
 from zephon_patches.store.indexed import HEADER as INDEX_HEADER
 from zephon_patches.store.indexed import index_bytes
@@ -111,11 +111,11 @@ def open_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) -> P
     expected = (packing.encode("ascii"), seq_len, shard.idx.encode("ascii"))
     if found != expected:
         raise StoreError(f"{path}: is a plan of (packing, seq_len, index) {found}, expected {expected}")
-    needed = _HEADER.size + 8 * (samples + 1) + PIECE.itemsize * pieces
+    needed = _HEADER.size + 8 * (samples + 1) + 16 * pieces
     if size != needed:
         raise StoreError(f"{path}: {size:,} bytes, but its {samples:,} samples of {pieces:,} pieces take {needed:,}")
-    starts = np.frombuffer(data, "<i8", samples + 1, _HEADER.size)
-    return Plan(starts, np.frombuffer(data, PIECE, pieces, _HEADER.size + 8 * (samples + 1)), left_out)
+    body = np.frombuffer(data, "<i8", offset=_HEADER.size)
+    return Plan(body[: samples + 1], body[samples + 1 :].reshape(pieces, 2), left_out)
 
 
 def verify_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) -> None:
@@ -134,9 +134,10 @@ def verify_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) ->
     starts, pieces = plan.starts, plan.pieces
     sound = starts[0] == 0 and starts[-1] == len(pieces) and bool((np.diff(starts) > 0).all())
     if sound and len(pieces):
-        first, tokens = pieces["first"], pieces["tokens"]
-        sound = first.min() >= 0 and tokens.min() >= 2 and bool((first <= shard.tokens - tokens).all())
-        sound = sound and np.add.reduceat(tokens - np.int64(1), starts[:-1]).max() <= seq_len
+        first, tokens = pieces.T
+        sound = first.min() >= 0 and tokens.min() >= 2 and tokens.max() <= seq_len + 1
+        sound = sound and bool((first <= shard.tokens - tokens).all())
+        sound = sound and np.add.reduceat(tokens - 1, starts[:-1]).max() <= seq_len
     if not sound:
         raise StoreError(f"{path}: its samples do not lie in the shard, or not in {seq_len:,} places each")
 
@@ -150,7 +151,7 @@ def _checksum(header: bytes, plan: Plan) -> int:
 
 def _bytes(array: np.ndarray) -> memoryview:
     """An array as the file has it; a view if it is little-endian."""
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view(np.uint8).data
+    return np.ascontiguousarray(array, "<i8").reshape(-1).view(np.uint8).data
 
 
 def _lengths(folder: Path, shard: ShardRecord) -> np.ndarray:
