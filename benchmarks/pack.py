@@ -9,7 +9,7 @@ Four tables, each with one run's numbers beside each other; absolute speeds depe
   piece first; first-fit takes the first sample with room), one document a sample, and concat, which cuts
   documents wherever a sample ends; with the documents that are cut though they would fit into a sample;
 - the same for the documents of a finished store, if one is given: STORE is its folder;
-- best-fit samples from the loader by concat ones of the same store, in pairs, and the median of their ratios.
+- the speed of best-fit samples from the loader by that of concat ones of the same store, which take turns.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,8 @@ from zephon_patches.store.indexed import HEADER
 from zephon_patches.store.manifest import MANIFEST, Manifest
 from zephon_patches.store.reader import TokenStore
 from zephon_patches.store.writer import ShardWriter
+
+_TURN = 256  # batches that one loader delivers before the other does: as many as are located at once
 
 
 def main() -> None:
@@ -184,17 +186,19 @@ def deliver(lengths: np.ndarray, seq_len: int, rounds: int, batches: int, shards
             )
             for reader, samples in readers
         ]
+        items = [iter(loader) for loader in loaders]
         ratios = []
         for _ in range(rounds):
-            concat, best = (seconds(loader, batches) for loader in loaders)
-            ratios.append(concat / best)
+            # In short turns, so that whatever else the machine does slows both down.
+            concat, best = zip(*([seconds(item) for item in items] for _ in range(batches // _TURN)), strict=True)
+            ratios.append(statistics.median(concat) / statistics.median(best))
         shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"delivery, seq_len {seq_len}: best-fit by concat {shown}; median {statistics.median(ratios):.2f}")
 
 
-def seconds(loader: Loader, batches: int) -> float:
+def seconds(items: Iterator[Item]) -> float:
     started = time.perf_counter()
-    for _ in itertools.islice(loader, batches):
+    for _ in itertools.islice(items, _TURN):
         pass
     return time.perf_counter() - started
 

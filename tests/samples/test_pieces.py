@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.samples.plans import as_reference, lengths_lists, numbered
-from zephon_patches.errors import StoreError
-from zephon_patches.samples.pieces import Plan, cut_pieces, plan_documents
+from zephon_patches.samples.pieces import cut_pieces, plan_documents
 
 
 def test_the_worked_case():
@@ -52,10 +51,3 @@ def test_a_document_as_long_as_the_index_allows_and_offsets_beyond_2_32():
 def test_what_does_not_fit_is_refused(lengths, seq_len, text):
     with pytest.raises(ValueError, match=text):
         cut_pieces(np.array(lengths, dtype=np.int64), seq_len)
-
-
-@pytest.mark.parametrize("starts", [[0, 0, 3], [0, 4, 3], [-1, 2, 3], [2, 1, 3], [0, 2**62, 3]])
-def test_a_plan_whose_samples_are_no_ranges_of_its_pieces_is_refused_when_one_is_read(starts):
-    plan = Plan(np.array(starts, dtype=np.int64), np.zeros((3, 2), np.int64), 0)
-    with pytest.raises(StoreError, match="sample 0 of a plan of packing has the pieces .* of 3: the plan is damaged"):
-        plan.sample(0)

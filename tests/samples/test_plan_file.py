@@ -14,7 +14,7 @@ from tests.store.test_reader import make_store
 from zephon_patches.errors import StoreError
 from zephon_patches.samples.packed import fill_rows
 from zephon_patches.samples.pieces import Plan
-from zephon_patches.samples.plan_file import PLANNERS, ensure_plan, open_plan, plan_path, verify_plan, write_plan
+from zephon_patches.samples.plan_file import PLANNERS, ensure_plan, open_plan, plan_path, write_plan
 from zephon_patches.store.manifest import Manifest
 from zephon_patches.store.reader import TokenStore
 from zephon_patches.store.writer import ShardWriter
@@ -49,7 +49,7 @@ def test_a_plan_comes_back_as_it_was_made(store, packing):
     assert path == plan_path(folder, shard, packing, SEQ_LEN)
     assert path.stat().st_size == 88 + 8 * (made.num_samples + 1) + 16 * len(made.pieces)
     assert not [name for name in os.listdir(folder) if name.endswith(".tmp")]
-    verify_plan(folder, shard, packing, SEQ_LEN)
+    open_plan(folder, shard, packing, SEQ_LEN)
 
 
 def test_its_bytes_are_those_of_the_description(store):
@@ -159,11 +159,10 @@ def test_absurd_counts_are_an_error_and_no_allocation(store, place, count):
 
 
 @given(st.data())
-def test_any_damage_is_found_and_nothing_is_read_outside(tmp_path_factory, data):
+def test_any_damage_is_found(tmp_path_factory, data):
     folder = make_store(tmp_path_factory.mktemp("plan") / "s", [list(range(30)), list(range(9))])
-    store = TokenStore(folder)
-    shard = store.manifest.shards[0]
-    plan = ensure_plan(folder, shard, "best_fit", 8)
+    shard = Manifest.read(folder).shards[0]
+    ensure_plan(folder, shard, "best_fit", 8)
     path = plan_path(folder, shard, "best_fit", 8)
     good = path.read_bytes()
     bad = bytearray(good)
@@ -173,17 +172,10 @@ def test_any_damage_is_found_and_nothing_is_read_outside(tmp_path_factory, data)
     path.unlink()
     path.write_bytes(bad)
     if bad == good:
-        verify_plan(folder, shard, "best_fit", 8)
+        open_plan(folder, shard, "best_fit", 8)
         return
     with pytest.raises(StoreError):
-        verify_plan(folder, shard, "best_fit", 8)
-    try:
-        plan = open_plan(folder, shard, "best_fit", 8)
-        for number in range(plan.num_samples):
-            row = np.empty((1, 8), np.int64)
-            fill_rows(row, row.copy(), [(store.tokens(0), plan.sample(number))])
-    except StoreError:
-        pass
+        open_plan(folder, shard, "best_fit", 8)
 
 
 def test_a_plan_with_a_right_checksum_but_outside_its_shard_is_found(store):
@@ -203,7 +195,7 @@ def test_a_plan_with_a_right_checksum_but_outside_its_shard_is_found(store):
     for changed_starts, changed_pieces in wrong:
         write_plan(path, Plan(changed_starts, changed_pieces, 2), "best_fit", SEQ_LEN, shard.idx)
         with pytest.raises(StoreError, match="its samples do not lie in the shard, or not in 10 places each"):
-            verify_plan(folder, shard, "best_fit", SEQ_LEN)
+            open_plan(folder, shard, "best_fit", SEQ_LEN)
 
 
 def test_a_shard_without_a_label_has_a_plan_without_a_sample(tmp_path):
@@ -211,4 +203,4 @@ def test_a_shard_without_a_label_has_a_plan_without_a_sample(tmp_path):
     for shard in Manifest.read(folder).shards:
         plan = ensure_plan(folder, shard, "best_fit", 8)
         assert (plan.num_samples, plan.pieces.shape) == (0, (0, 2))
-        verify_plan(folder, shard, "best_fit", 8)
+        open_plan(folder, shard, "best_fit", 8)

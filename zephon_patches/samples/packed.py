@@ -24,7 +24,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from zephon_patches.errors import StoreError
 from zephon_patches.samples.sequence import IGNORE_INDEX, PAD_ID
 
 __all__ = ["document_starts", "fill_positions", "fill_rows", "mask_boundaries", "piece_starts"]
@@ -34,43 +33,46 @@ def fill_rows(inputs: np.ndarray, labels: np.ndarray, samples: Sequence[tuple[np
     """Lays packed samples into rows, one each.
 
     Args:
-        inputs, labels: int64, shape ``(rows, seq_len)``, each without gaps in memory; all of both is overwritten.
+        inputs, labels: int64, shape ``(rows, seq_len)``; all of both is overwritten.
         samples: For each row the tokens of its shard, uint16 or int32, and its pieces, as a plan has them.
 
     Returns:
         The number of labels that count in each row; those behind them are padding.
 
     Raises:
-        StoreError: A piece lies outside the shard or the row: the plan is damaged, or another shard's.
+        ValueError: A piece does not lie in its shard or its row, which a plan that was opened does not let happen.
     """
     rows, seq_len = inputs.shape
-    into, shifted = inputs.reshape(rows * seq_len), labels.reshape(rows * seq_len)
-    ends, padding, counts = [], [], []
-    for row, (tokens, pieces) in enumerate(samples):
-        num_tokens, source = len(tokens), tokens.data
-        at, row_end = row * seq_len, (row + 1) * seq_len
+    types = {tokens.dtype for tokens, _ in samples}
+    if len(types) != 1:  # stores with ids of other types in one batch
+        one = [fill_rows(inputs[i : i + 1], labels[i : i + 1], [sample]) for i, sample in enumerate(samples)]
+        return [count for counts in one for count in counts]
+    # Pieces are put together in their own type, of which copies are small, and converted for all rows at once. Each
+    # lies with its first token on the last one of the piece before, which is no input, but a label: it is put back
+    # for the labels. Memory views are copied twice as fast as arrays, and do not stretch what is too short.
+    stage = np.empty((rows, seq_len + 1), dtype=types.pop())
+    target = stage.reshape(-1).data
+    covered, counts = [], []
+    start = 0
+    for tokens, pieces in samples:
+        source, at = tokens.data, start
         for first, count in pieces.tolist():
-            last, end = first + count - 1, at + count - 1
-            if not 0 <= first < last < num_tokens or end > row_end:
-                raise StoreError(
-                    f"a sample's piece has {count:,} tokens from token {first:,} on, in a shard of {num_tokens:,}, for "
-                    f"{row_end - at:,} places: its plan of packing is damaged, or another shard's; remove it to have "
-                    "it made anew"
-                )
-            into[at:end] = tokens[first:last]
-            at = end
-            ends.append((at - 1, source[last]))
-        if at < row_end:
-            into[at:row_end] = PAD_ID
-            padding.append((at, row_end))
-        counts.append(at - row * seq_len)
-    # Labels are the inputs, one place earlier, but at the end of a piece: copied in one go, then put right there.
-    shifted[:-1] = into[1:]
-    data = shifted.data
-    for end, token in ends:
-        data[end] = token
-    for start, stop in padding:
-        shifted[start:stop] = IGNORE_INDEX
+            if at > start:
+                covered.append((at, target[at]))
+            target[at : at + count] = source[first : first + count]
+            at += count - 1
+        if at - start > seq_len:
+            raise ValueError(f"pieces of {at - start:,} places for a row of {seq_len:,}")
+        counts.append(at - start)
+        start += seq_len + 1
+    inputs[...] = stage[:, :-1]
+    for at, token in covered:
+        target[at] = token
+    labels[...] = stage[:, 1:]
+    for row, count in enumerate(counts):
+        if count < seq_len:
+            inputs[row, count:] = PAD_ID
+            labels[row, count:] = IGNORE_INDEX
     return counts
 
 

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon_patches.errors import StoreError
-
 __all__ = ["Plan", "cut_pieces", "plan_documents"]
 
 # The index holds a document's length as int32.
@@ -36,17 +34,8 @@ class Plan(NamedTuple):
     """Documents without a label, which are in no sample"""
 
     def sample(self, number: int) -> np.ndarray:
-        """The pieces of a sample, at least one: int64, shape ``(pieces of the sample, 2)``, a view.
-
-        Raises:
-            StoreError: The plan's file is damaged.
-        """
+        """The pieces of a sample, at least one: int64, shape ``(pieces of the sample, 2)``, a view."""
         first, stop = self.starts[number : number + 2].tolist()
-        if not 0 <= first < stop <= len(self.pieces):
-            raise StoreError(
-                f"sample {number:,} of a plan of packing has the pieces {first:,} to {stop:,} of {len(self.pieces):,}: "
-                "the plan is damaged; remove it to have it made anew"
-            )
         return self.pieces[first:stop]
 
     @property

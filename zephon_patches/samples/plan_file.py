@@ -14,9 +14,9 @@
     8 s + 8   int64: first piece of each sample, and p
     16 p      int64: first token in the shard, and tokens, of each piece
 
-The file is mapped, not read, so opening it costs the same for any number of documents: only the header and the size
-of the file are checked, which bounds every count. ``verify_plan`` reads all of it. A sample that does not lie in its
-shard is noticed when it is read (``pieces.py``, ``packed.py``).
+The file is mapped, so what processes of one machine use is in memory once. Opening reads it once: nothing that it
+says is believed before the size of the file bears it out, then its checksum and that every sample lies in the shard and
+in ``seq_len`` places are checked, so that rows can be filled without looking. That is some ms for 10**6 documents.
 
 A plan is made from the lengths in the index alone, so it may be removed at any time: it is made again, with the same
 bytes. It is written whole or not at all, and a good one is left alone.
@@ -38,7 +38,7 @@ from zephon_patches.store.indexed import index_bytes
 from zephon_patches.store.manifest import ShardRecord
 from zephon_patches.store.reader import map_file
 
-__all__ = ["PLANNERS", "ensure_plan", "open_plan", "plan_path", "verify_plan", "write_plan"]
+__all__ = ["PLANNERS", "ensure_plan", "open_plan", "plan_path", "write_plan"]
 
 PLANNERS: dict[str, Callable[[np.ndarray, int], Plan]] = {"best_fit": plan_best_fit, "document": plan_documents}
 
@@ -94,7 +94,7 @@ def open_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) -> P
     """Maps the plan of a shard; its arrays are read-only views of the file.
 
     Raises:
-        StoreError: There is none, or it is another's: of other documents, another packing or ``seq_len``, or cut off.
+        StoreError: There is none, or it is damaged, or another's: of other documents, another packing or ``seq_len``.
     """
     path = plan_path(folder, shard, packing, seq_len)
     try:
@@ -104,7 +104,7 @@ def open_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) -> P
     except OSError as error:
         raise StoreError(f"{path}: cannot be opened ({error.strerror})") from None
     data = map_file(path, size)
-    magic, version, name, idx, length, samples, pieces, left_out, _ = _HEADER.unpack(data[: _HEADER.size])
+    magic, version, name, idx, length, samples, pieces, left_out, checksum = _HEADER.unpack(data[: _HEADER.size])
     if (magic, version) != (_MAGIC, _VERSION):
         raise StoreError(f"{path}: starts with {magic!r}, version {version}; expected {_MAGIC!r}, version {_VERSION}")
     found = (name.rstrip(b"\0"), length, idx)
@@ -115,34 +115,28 @@ def open_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) -> P
     if size != needed:
         raise StoreError(f"{path}: {size:,} bytes, but its {samples:,} samples of {pieces:,} pieces take {needed:,}")
     body = np.frombuffer(data, "<i8", offset=_HEADER.size)
-    return Plan(body[: samples + 1], body[samples + 1 :].reshape(pieces, 2), left_out)
-
-
-def verify_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) -> None:
-    """Reads a whole plan and compares it with its checksum and its shard.
-
-    Raises:
-        StoreError: As ``open_plan``, or some byte is another.
-    """
-    path = plan_path(folder, shard, packing, seq_len)
-    plan = open_plan(folder, shard, packing, seq_len)
-    with open(path, "rb") as file:
-        header = file.read(_HEADER.size)
-    present, (written,) = _checksum(header[: -_CHECKSUM.size], plan), _CHECKSUM.unpack(header[-_CHECKSUM.size :])
-    if present != written:
-        raise StoreError(f"{path}: its checksum is {present:016x}, but {written:016x} stands in it")
-    starts, pieces = plan.starts, plan.pieces
-    sound = starts[0] == 0 and starts[-1] == len(pieces) and bool((np.diff(starts) > 0).all())
-    if sound and len(pieces):
-        first, tokens = pieces.T
-        sound = first.min() >= 0 and tokens.min() >= 2 and tokens.max() <= seq_len + 1
-        sound = sound and bool((first <= shard.tokens - tokens).all())
-        sound = sound and np.add.reduceat(tokens - 1, starts[:-1]).max() <= seq_len
-    if not sound:
+    plan = Plan(body[: samples + 1], body[samples + 1 :].reshape(pieces, 2), left_out)
+    present = _checksum(data[: _HEADER.size - _CHECKSUM.size], plan)
+    if present != checksum:
+        raise StoreError(f"{path}: its checksum is {present:016x}, but {checksum:016x} stands in it")
+    if not _is_sound(plan, shard.tokens, seq_len):
         raise StoreError(f"{path}: its samples do not lie in the shard, or not in {seq_len:,} places each")
+    return plan
 
 
-def _checksum(header: bytes, plan: Plan) -> int:
+def _is_sound(plan: Plan, num_tokens: int, seq_len: int) -> bool:
+    starts, pieces = plan.starts, plan.pieces
+    if starts[0] != 0 or starts[-1] != len(pieces) or not (np.diff(starts) > 0).all():
+        return False
+    if not len(pieces):
+        return True
+    first, tokens = pieces.T
+    if first.min() < 0 or tokens.min() < 2 or tokens.max() > seq_len + 1 or (first > num_tokens - tokens).any():
+        return False
+    return bool(np.add.reduceat(tokens - 1, starts[:-1]).max() <= seq_len)
+
+
+def _checksum(header: bytes | memoryview, plan: Plan) -> int:
     digest = xxhash.xxh3_64(header)
     digest.update(_bytes(plan.starts))
     digest.update(_bytes(plan.pieces))
