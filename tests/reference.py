@@ -50,6 +50,46 @@ def samples_of_shard(tokens: Sequence[int], seq_len: int) -> list[Sample]:
     return samples
 
 
+class Piece(NamedTuple):
+    document: int
+    first: int  # in the shard
+    tokens: int
+
+
+def cut(documents: Sequence[Sequence[int]], seq_len: int) -> list[Piece]:
+    """The pieces of a shard's documents: as many pairs of neighbours as fit into a row, then the next ones."""
+    pieces = []
+    first = 0
+    for number, tokens in enumerate(documents):
+        pairs = len(tokens) - 1
+        for place in range(0, pairs, seq_len):
+            pieces.append(Piece(number, first + place, min(seq_len, pairs - place) + 1))
+        first += len(tokens)
+    return pieces
+
+
+def best_fit(pieces: Sequence[Piece], seq_len: int) -> list[list[Piece]]:
+    """Each piece, from the largest down, into the fullest row that has room for it, or else a new one."""
+    rows: list[list[Piece]] = []
+    room: list[int] = []
+    for piece in sorted(pieces, key=lambda piece: -piece.tokens):  # keeps equal ones in their order
+        fits = [row for row in range(len(rows)) if room[row] >= piece.tokens - 1]
+        row = min(fits, key=lambda row: room[row], default=len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(seq_len)
+        rows[row].append(piece)
+        room[row] -= piece.tokens - 1
+    return [sorted(row) for row in rows]
+
+
+def sample_of_pieces(stream: Sequence[int], pieces: Sequence[Piece], seq_len: int) -> Sample:
+    """Pairs of neighbours inside each piece, then padding."""
+    pairs = [pair for _, first, tokens in pieces for pair in itertools.pairwise(stream[first : first + tokens])]
+    missing = seq_len - len(pairs)
+    return Sample((*(a for a, _ in pairs), *[PAD] * missing), (*(b for _, b in pairs), *[IGNORE] * missing))
+
+
 # --- the order ---
 
 

@@ -40,6 +40,11 @@ _SOURCE_PARTS = {
     "data": "data (fingerprint of its shards)",
 }
 
+_SOURCE_KEYS = ("name", *_SOURCE_PARTS)
+
+# Deeper than the order of any mixture.
+_MAX_DEPTH = 16
+
 _WAY_OUT = (
     "Bring back what the checkpoint was written with. Or start the data anew by not loading the loader's state: in "
     'TorchTitan, checkpoint.exclude_from_loading = ["dataloader"], and data.initial_cursor = the sample to start at'
@@ -75,31 +80,59 @@ def read_state(state: Any) -> tuple[int, dict[str, Any]]:
             )
     cursor, text = state[CURSOR], state[ORDER]
     if not isinstance(cursor, int) or isinstance(cursor, bool):
-        raise StateError(f"loader state: cursor is {cursor!r}, expected an integer")
+        raise StateError(f"loader state: cursor is {_shown(cursor)}, expected an integer")
     if not 0 <= cursor <= MAX_NUMBER:
-        raise StateError(f"loader state: cursor is {cursor:,}, expected 0 to {MAX_NUMBER:,}")
+        shown = f"{cursor:,}" if cursor.bit_length() < 256 else f"an integer of {cursor.bit_length():,} bits"
+        raise StateError(f"loader state: cursor is {shown}, expected 0 to {MAX_NUMBER:,}")
     try:
         order = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         order = None
-    if not isinstance(order, dict):
-        start = str(text)[:60]
-        raise StateError(f"loader state: order is {start!r}, expected a JSON object; the checkpoint is damaged")
+    if not isinstance(order, dict) or _is_deeper(order, _MAX_DEPTH):
+        raise StateError(f"loader state: order is {_shown(text)}, expected a JSON object; the checkpoint is damaged")
     if order.get("format") != FORMAT:
         raise StateError(
             f"loader state: order has format {order.get('format')!r}, this version reads format {FORMAT}; resume with "
             "the version that wrote the checkpoint"
         )
     content = {key: value for key, value in order.items() if key not in _INFORMATION}
-    if order.get("fingerprint") != fingerprint(content):
+    try:
+        present = fingerprint(content)
+    except ValueError:  # a number that reads as an infinity has no hash
+        present = "none"
+    if order.get("fingerprint") != present:
         raise StateError(
-            f"loader state: the order's content has fingerprint {fingerprint(content)}, but {order.get('fingerprint')} "
+            f"loader state: the order's content has fingerprint {present}, but {order.get('fingerprint')} "
             "stands in it; it was edited or damaged"
+        )
+    # A fingerprint keeps no one from writing anything: what comes from elsewhere may have a good one.
+    if not _are_sources(order.get("sources")):
+        raise StateError(
+            f"loader state: sources in the order is {order.get('sources')!r:.200}, expected a list of objects with "
+            f"{', '.join(_SOURCE_KEYS)}"
         )
     batch = order.get("global_batch_size")
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise StateError(f"loader state: global_batch_size in the order is {batch!r}, expected 1 or more samples")
     return cursor, order
+
+
+def _shown(value: Any) -> str:
+    plain = value is None or isinstance(value, bool | float | str | bytes)
+    return repr(value[:60] if isinstance(value, str | bytes) else value) if plain else f"of type {type(value).__name__}"
+
+
+def _is_deeper(data: Any, depth: int) -> bool:
+    """Whether plain data is nested deeper than so many levels; such data could not even be shown in a message."""
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return depth < 0 or any(_is_deeper(entry, depth - 1) for entry in inner)
+
+
+def _are_sources(sources: Any) -> bool:
+    return isinstance(sources, list) and all(
+        isinstance(source, dict) and source.keys() >= set(_SOURCE_KEYS) and isinstance(source["name"], str)
+        for source in sources
+    )
 
 
 def check_order(
@@ -148,7 +181,7 @@ def _source_differences(
             continue
         for key, label in _SOURCE_PARTS.items():
             # The number of samples follows from the tokens and seq_len.
-            if old[key] != source[key] and not (key == "samples" and saved["seq_len"] != present["seq_len"]):
+            if old[key] != source[key] and not (key == "samples" and saved.get("seq_len") != present["seq_len"]):
                 lines.append(f"source {source['name']}: {label}: {old[key]} in the checkpoint, {source[key]} now")
         if old["data"] != source["data"]:
             lines += [f"source {source['name']}: {change}" for change in data_changes(number, old["data"])]
