@@ -37,7 +37,7 @@ class SourceOrder:
     """
 
     def __init__(self, name: str, samples_per_shard: np.ndarray, seed: int, shuffle_shards: int) -> None:
-        self._name = name
+        self.name = name
         self._samples_per_shard = np.asarray(samples_per_shard, dtype=np.int64)
         self._seed = seed
         self._shuffle_shards = shuffle_shards
@@ -71,18 +71,33 @@ class SourceOrder:
             for group in np.unique(groups).tolist():
                 chosen = groups == group
                 start, stop = int(group_starts[group]), int(group_starts[group + 1])
-                key = derive_key(self._seed, self._name, epoch, "group", group)
-                shuffled[chosen] = start + Permutation(stop - start, key)(positions[chosen] - start)
+                permutation = self._permutation(epoch, group, stop - start)
+                shuffled[chosen] = start + permutation(positions[chosen] - start)
             positions = shuffled
         places = np.searchsorted(starts, positions, side="right") - 1
         return permuted[places], positions - starts[places]
+
+    def position(self, epoch: int, shard: int, sample: int) -> int:
+        """The place of a sample in an epoch: what ``locate`` finds there."""
+        permuted, starts, group_starts = self._epoch(epoch)
+        place = int(np.flatnonzero(permuted == shard)[0])
+        position = int(starts[place]) + sample
+        if self._shuffle_shards:
+            group = place // self._shuffle_shards
+            start, stop = int(group_starts[group]), int(group_starts[group + 1])
+            inverse = self._permutation(epoch, group, stop - start).inverse
+            position = start + int(inverse(np.array([position - start], dtype=np.int64))[0])
+        return position
+
+    def _permutation(self, epoch: int, group: int, size: int) -> Permutation:
+        return Permutation(size, derive_key(self._seed, self.name, epoch, "group", group))
 
     def _make_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The permuted shards (M,), where each starts (M + 1,), and where each group starts (groups + 1,)."""
         num_shards = len(self._samples_per_shard)
         permuted = np.arange(num_shards, dtype=np.int64)
         if self._shuffle_shards:
-            permuted = Permutation(num_shards, derive_key(self._seed, self._name, epoch, "shards"))(permuted)
+            permuted = Permutation(num_shards, derive_key(self._seed, self.name, epoch, "shards"))(permuted)
         starts = np.zeros(num_shards + 1, dtype=np.int64)
         np.cumsum(self._samples_per_shard[permuted], out=starts[1:])
         group = self._shuffle_shards or max(num_shards, 1)

@@ -90,11 +90,6 @@ def build_validation_loader(
 ) -> EvaluationLoader:
     """Builds the validation loader of one rank; arguments and errors as ``build_training_loader``."""
     validation, data = job_config.validation, job_config.data
-    if len(data.validation_sources) > 1:
-        raise ConfigError(
-            f"data.validation_sources: found {len(data.validation_sources)} sources, expected one; give one "
-            "[[data.validation_sources]] table whose path is a folder or a glob over all files"
-        )
     if data.validation_sources:
         inputs: list[Input] = [FileInput(source) for source in data.validation_sources]
     else:
