@@ -129,6 +129,8 @@ class StageConfig:
             )
         for name, weight in self.weights.items():
             _check_weight(f"stage at sample {self.at:,}: weight of {name!r}", weight)
+        # The parser of arguments takes the type from the value, and then 0.5 could not stand where the file has 1.
+        self.weights = {name: float(w) if w <= 2**53 else w for name, w in self.weights.items()}
         if not any(self.weights.values()):
             raise ConfigError(f"stage at sample {self.at:,}: all weights are 0, so there is nothing to draw from")
 
@@ -299,7 +301,8 @@ class Data(DataConfig):
     default), on_bad_record ("error" or "skip"), processor ("package.module:function" that makes texts of a
     record), add_bos and add_eos (where they differ from those here). An argument can override them by number:
     --data.sources.0.path. Without any source, training.dataset and training.dataset_path are the source.
-    [[data.validation_sources]] likewise for validation. Other mixtures later in the run are [[data.stages]] tables, with the keys at and weights.
+    [[data.validation_sources]] likewise for validation. Other mixtures later in the run are [[data.stages]] tables,
+    with the keys at and weights.
     """
 
     loading_strategy: LoadingStrategy = "stock"

@@ -113,12 +113,11 @@ class Loader:
         """Rows of this rank in the last completed step, without padding rows; 0 only in a short last step."""
         return self._rows_in_last_step
 
-    @property
-    def steps_left(self) -> int | None:
-        """Steps from the cursor to the end of the data, at the present global batch; None if it has no end."""
+    def steps_left(self, cursor: int) -> int | None:
+        """Steps from a cursor to the end of the data, at the present global batch; None if it has no end."""
         if self.end is None:
             return None
-        return mapping.steps_left(self._cursor, self.global_batch_size, self.end, self._skips)
+        return mapping.steps_left(cursor, self.global_batch_size, self.end, self._skips)
 
     def seek(self, cursor: int) -> None:
         """Starts at a sequence number; takes effect at the next item, as a load does.

@@ -23,6 +23,7 @@ from zephon_patches.loader.state import ORDER
 from zephon_patches.prepare.shards import FileInput, Input, RecordInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.titan.agreement import agree_on_order, others_learn_of_failure
+from zephon_patches.titan.steps import place_to_start, set_steps
 
 __all__ = ["build_training_loader", "build_validation_loader"]
 
@@ -50,7 +51,8 @@ def build_training_loader(
         dp_world_size: Size of the batch mesh.
         dp_rank: Rank in it.
         tokenizer: The trainer's; its ids are those of ``model.hf_assets_path``, which is read here.
-        job_config: The trainer's. ``training.global_batch_size`` is set to the padded size.
+        job_config: The trainer's. ``training.global_batch_size`` is set to the padded size, and ``training.steps`` to
+            the steps until the data ends, if they are fewer.
         infinite: Whether the data repeats.
         datasets: TorchTitan's registry, for configs without ``[[data.sources]]``.
 
@@ -75,6 +77,7 @@ def build_training_loader(
         **asdict(training.dataloader),
     )
     _set_padded_batch_size(training, global_batch_size, dp_world_size)
+    set_steps(training, loader, *place_to_start(job_config))
     agree_on_order(loader.state_dict()[ORDER])
     return loader
 
