@@ -1,6 +1,7 @@
 """The rows that one rank reads: numbers of each step, found in the global order.
 
-Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call.
+Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call; a mixture makes calls for
+each of its sources, so there the blocks are longer.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from zephon_patches.order.global_order import GlobalOrder
 __all__ = ["plan_rows"]
 
 _BLOCK_ROWS = 2048
+_MOST_BLOCKS = 16
 
 
 def plan_rows(
@@ -38,7 +40,8 @@ def plan_rows(
     """
     steps = iter(steps)
     rows = local_batch_size * mapping.micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size)
-    while block := list(islice(steps, max(1, _BLOCK_ROWS // rows))):
+    block_rows = _BLOCK_ROWS * min(order.num_sources, _MOST_BLOCKS)
+    while block := list(islice(steps, max(1, block_rows // rows))):
         numbers = np.concatenate(
             [
                 mapping.numbers_of_rank(step, global_batch_size, local_batch_size, topology, skips).reshape(1, rows)

@@ -44,6 +44,7 @@ class SourceOrder:
         self.num_samples = int(self._samples_per_shard.sum())
         # A block of numbers spans two epochs at most, unless epochs are tiny; then each is cheap to make.
         self._epoch = lru_cache(maxsize=8)(self._make_epoch)
+        self._permutation = lru_cache(maxsize=32)(self._make_permutation)
 
     def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Finds the samples at positions of epochs.
@@ -55,6 +56,8 @@ class SourceOrder:
         Returns:
             Shards and samples in them, both int64 of shape ``(k,)``.
         """
+        if len(epochs) and (epochs == epochs[0]).all():
+            return self._locate_in_epoch(int(epochs[0]), positions)
         shards = np.empty(len(positions), dtype=np.int64)
         samples = np.empty(len(positions), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
@@ -68,8 +71,9 @@ class SourceOrder:
             # side="right" steps over empty shards and groups, whose start equals the next one's.
             groups = np.searchsorted(group_starts, positions, side="right") - 1
             shuffled = np.empty_like(positions)
-            for group in np.unique(groups).tolist():
-                chosen = groups == group
+            one = len(groups) and (groups == groups[0]).all()
+            for group in [int(groups[0])] if one else np.unique(groups).tolist():
+                chosen = slice(None) if one else groups == group
                 start, stop = int(group_starts[group]), int(group_starts[group + 1])
                 permutation = self._permutation(epoch, group, stop - start)
                 shuffled[chosen] = start + permutation(positions[chosen] - start)
@@ -89,7 +93,7 @@ class SourceOrder:
             position = start + int(inverse(np.array([position - start], dtype=np.int64))[0])
         return position
 
-    def _permutation(self, epoch: int, group: int, size: int) -> Permutation:
+    def _make_permutation(self, epoch: int, group: int, size: int) -> Permutation:
         return Permutation(size, derive_key(self._seed, self.name, epoch, "group", group))
 
     def _make_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
