@@ -67,9 +67,8 @@ def main() -> None:
                 single, mixed = (deliver(loader, args.batches) for loader in pair)
                 ratios.append(mixed / single)
             found = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-            print(
-                f"{what}: a sample of the mixture costs {statistics.median(ratios):.2f} of the single source's ({found})"
-            )
+            median = statistics.median(ratios)
+            print(f"{what}: a sample of the mixture costs {median:.2f} of the single source's ({found})")
 
 
 def _new(folder: str, name: str) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -12,7 +13,7 @@ from tests.corpora import D60, E48, make_sources, write_jsonl
 from tests.resume import Place, Run, builder, check_chain, check_every_stop, check_steps, expected_mix, is_padding
 from zephon_patches import SourceConfig, StageConfig
 from zephon_patches.config import DataConfig, data_config_from_table
-from zephon_patches.errors import ConfigError, InputError, StateError
+from zephon_patches.errors import ConfigError, InputError, StateError, StoreError
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -120,6 +121,27 @@ def _loader(config, made, place, rank):
         dp_rank=rank,
         dp_size=place.dp,
     )
+
+
+def test_a_source_that_a_stage_turned_off_needs_neither_its_texts_nor_its_shards(tmp_path):
+    """Its table and its manifest are what the numbers before follow from."""
+    made = make_sources(tmp_path, web=D60, code=[9] * 20)
+    settings = {"weights": {"web": 0.5, "code": 0.5}, "stages": [(48, {"web": 1})]}
+    run = Run(builder(made, **settings), Place(2, 6))
+    rows = [row for _ in range(4) for row in run.step()]
+    shutil.rmtree(made.texts("code"))
+    shards = list((tmp_path / "cache" / "code").rglob("*.bin"))
+    assert shards
+    for shard in shards:
+        shard.unlink()
+    resumed = Run(builder(made, **settings), Place(3, 4))
+    resumed.load(run.state())
+    rows += [row for _ in range(6) for row in resumed.step()]
+    assert rows == expected_mix(made, **settings).rows(0, 120)
+    for loader in resumed.loaders:
+        loader.seek(12)
+    with pytest.raises(StoreError, match="code.*cannot be opened"):
+        resumed.step()
 
 
 def test_each_step_s_samples_are_dealt_from_the_one_mixture(made):

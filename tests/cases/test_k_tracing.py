@@ -1,11 +1,14 @@
-"""Skipping and seeds: rows K02 and K04 of the known faults of data loaders."""
+"""Tracing, skipping, seeds: group K of the known faults of data loaders."""
 
+import numpy as np
 import pytest
 
 from tests.corpora import D60, D240, make_corpus, make_sources
+from tests.reference import PAD
 from tests.resume import Place, Run, builder, expected_mix, expected_stream
 from zephon_patches.config import DataConfig
 from zephon_patches.errors import ConfigError, StateError
+from zephon_patches.samples.chunking import samples_with, span
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -13,6 +16,51 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("d240"), D240)
+
+
+def test_the_numbers_of_a_document_are_those_of_the_samples_that_hold_it(tmp_path):
+    """K01, the arithmetic of it: from a document of a shard to its numbers, in any epoch and stage."""
+    made = make_sources(tmp_path, web=D60, code=[9] * 20)
+    settings = {"weights": {"web": 0.7, "code": 0.3}, "stages": [(150, {"web": 1})]}
+    run = Run(builder(made, **settings, shard_bytes=600), Place(2, 6))
+    delivered = [row for _ in range(40) for row in run.step()]
+    order, stores = run.loaders[0]._order, run.loaders[0]._reader._stores
+    for source, name in enumerate(sorted(made.lengths)):
+        documents = iter(made.documents(name))
+        for shard, record in enumerate(stores[source].manifest.shards):
+            start = 0
+            for _ in range(record.documents):
+                document = next(documents)
+                stop = start + len(document)
+                samples = samples_with(start, stop, 8, record.tokens)
+                found = {order.number(source, epoch, shard, sample) for epoch in range(9) for sample in samples}
+                words = set(document[:-1]) - {PAD}  # without EOS, which others have too
+                held = {n for n, row in enumerate(delivered) if words & {*row.inputs, *row.labels}}
+                of_its_end = {n for n in found if n is not None and n < len(delivered)} - held
+                assert held <= found
+                assert all(row_has_end(delivered[n], document) for n in of_its_end)
+                start = stop
+        assert next(documents, None) is None
+
+
+def row_has_end(row, document) -> bool:
+    """Whether a row begins with a document's EOS: it holds the document's last token, and no word of it."""
+    return row.inputs[0] == document[-1]
+
+
+def test_the_way_from_numbers_to_tokens_needs_no_rank(tmp_path):
+    """K01: step 13 of a mixture, for any number of ranks."""
+    made = make_sources(tmp_path, web=D60, code=[9] * 20)
+    settings = {"weights": {"web": 0.7, "code": 0.3}, "stages": [(150, {"web": 1})]}
+    expected = expected_mix(made, **settings).rows(144, 156)
+    for place in (Place(1, 12), Place(5, 2)):
+        run = Run(builder(made, **settings), place)
+        order, stores = run.loaders[0]._order, run.loaders[0]._reader._stores
+        found = order.locate(np.arange(144, 156))
+        for row, source, shard, sample in zip(expected, found.source, found.shard, found.sample, strict=True):
+            tokens = stores[source].tokens(int(shard))
+            start, stop = span(int(sample), 8, len(tokens))
+            assert tokens[start:stop].tolist() == [row.inputs[0], *(label for label in row.labels if label >= 0)]
 
 
 def test_steps_that_are_skipped_stay_skipped_after_resumes_on_other_ranks(corpus):
