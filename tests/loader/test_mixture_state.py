@@ -120,6 +120,19 @@ def test_one_source_gets_company(made):
     check_steps(run, expected_mix(made, **later), 4)
 
 
+def test_sources_that_counted_by_size_get_company_with_their_sizes_as_weights(made):
+    sizes = {
+        source["name"]: source["samples"] for source in json.loads(a_loader(made).state_dict()["order"])["sources"]
+    }
+    weights = {**sizes, "a": 0}
+    made_of_two = type(made)(made.folder, {name: made.lengths[name] for name in ("web", "code")})
+    state = {**builder(made_of_two)(PLACE, 0).state_dict(), "cursor": 48}
+    later = {"weights": weights, "stages": [(48, {"web": 1, "a": 1})]}
+    run = Run(builder(made, **later), PLACE)
+    run.load(state)
+    check_steps(run, expected_mix(made, **later), 4)
+
+
 def test_sources_by_size_get_a_stage(made):
     run = Run(builder(made, stages=[(36, {"a": 1})]), PLACE)
     run.load(state_at(made, 36))

@@ -54,7 +54,8 @@ def test_a_run_over_epochs_ends_with_the_last_sample(corpus, expected, tmp_path,
     assert [len(rows) for rows in steps] == [12] * 13 + [10]
     assert [row for rows in steps for row in rows] == expected.rows(0, 2 * SAMPLES)
     assert (
-        "data: the data ends at sample 166, 14 steps behind sample 0 (step 0); training.steps = 14 (set to 1,000)"
+        "data: the data ends at sample 166, in 14 steps from sample 0 (step 0) on; training.steps is 14, of 1,000 that "
+        "are set"
     ) in log.messages
     assert (tmp_path / "checkpoint" / "step-14" / ".metadata").exists(), "the trainer's own last checkpoint"
 
@@ -62,7 +63,7 @@ def test_a_run_over_epochs_ends_with_the_last_sample(corpus, expected, tmp_path,
 def test_the_smaller_number_of_steps_counts(corpus, expected, tmp_path, log):
     steps = whole_run(full(corpus, tmp_path, data__epochs=2, training__steps=3))
     assert [row for rows in steps for row in rows] == expected.rows(0, 36)
-    assert "training.steps = 3 (set to 3)" in log.text
+    assert "training.steps is 3, of 3 that are set" in log.text
 
 
 def test_without_epochs_the_steps_are_the_user_s(corpus):

@@ -175,6 +175,9 @@ class Loader:
             return
         number = bisect_right([at for at, _ in self._mixtures], self._cursor) - 1
         at, weights = self._mixtures[number]
+        if len(self._mixtures) == 1:
+            logger.info("data: mixture: %s", weights)
+            return
         later = self._mixtures[number + 1 :]
         following = f"next from sample {later[0][0]:,} on: {later[0][1]}" if later else "the last stage"
         logger.info("data: mixture from sample %s on: %s; %s", f"{at:,}", weights, following)

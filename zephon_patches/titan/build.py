@@ -77,7 +77,8 @@ def build_training_loader(
         **asdict(training.dataloader),
     )
     _set_padded_batch_size(training, global_batch_size, dp_world_size)
-    set_steps(training, loader, *place_to_start(job_config))
+    if loader.end is not None:
+        set_steps(training, loader, *place_to_start(job_config))
     agree_on_order(loader.state_dict()[ORDER])
     return loader
 

@@ -52,8 +52,9 @@ def read_entries(checkpoint: str, keys: list[str], owner: str = LOADER) -> dict[
                 file.seek(place.offset)
                 values[key] = torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
         except Exception as error:  # torch.load raises many kinds
+            whose = "loader" if owner == LOADER else "trainer"
             raise StateError(
-                f"{checkpoint}: the {'loader' if owner == LOADER else 'trainer'}'s entry {key!r} is damaged ({type(error).__name__}: {error}). "
+                f"{checkpoint}: the {whose}'s entry {key!r} is damaged ({type(error).__name__}: {error}). "
                 f"{another_step(checkpoint)}"
             ) from error
     return values

@@ -50,7 +50,8 @@ def set_steps(training: Any, loader: Loader, step: int, cursor: int) -> None:
         return
     training.steps = steps
     logger.info(
-        "data: the data ends at sample %s, %s steps behind sample %s (step %s); training.steps = %s (set to %s)",
+        "data: the data ends at sample %s, in %s steps from sample %s (step %s) on; training.steps is %s, of %s that "
+        "are set",
         f"{loader.end:,}",
         f"{left:,}",
         f"{cursor:,}",
