@@ -1,5 +1,6 @@
 """The arithmetic of mixtures: bounds for every weight, against the reference, far out, and back."""
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -107,6 +108,20 @@ def test_a_third_does_not_drift():
         333333333333333300,
         666666666666666700,
     ]
+
+
+def test_counts_by_stacked_floors_would_fall():
+    """Why there is a tree: a source would have to give samples back, also from block to block of 1,024 numbers."""
+
+    def stacked(of, source, n):
+        return n * sum(of[: source + 1]) // sum(of) - n * sum(of[:source]) // sum(of)
+
+    assert [stacked([4, 1, 4], 1, n) for n in (1, 2, 3)] == [0, 1, 0]
+    of = [33_333, 30, 66_637]
+    blocks = [stacked(of, 1, 1024 * block) for block in range(60)]
+    assert any(a > b for a, b in itertools.pairwise(blocks))
+    counts = [Mixture(of).counts(1024 * block)[1] for block in range(60)]
+    assert counts == sorted(counts)
 
 
 # --- draws ---

@@ -29,6 +29,9 @@ __all__ = ["build_evaluation_loader", "build_loader"]
 # Seconds that other ranks leave to rank 0 to start building, so that the bar is where people look.
 _PATIENCE = 3.0
 
+# Sources of a mixture that the log names.
+_LISTED = 8
+
 
 def build_loader(
     config: DataConfig,
@@ -246,8 +249,12 @@ def _is_on(name: str, mixtures: _Mixtures | None) -> bool:
 
 
 def _in_words(weights: Mapping[str, int]) -> str:
+    """The shares of a mixture, of many sources the largest ones."""
     total = sum(weights.values())
-    return ", ".join(f"{name} {100 * weight / total:.4g} %" for name, weight in weights.items() if weight)
+    on = [(name, weight) for name, weight in weights.items() if weight]
+    listed = on if len(on) <= _LISTED else sorted(on, key=lambda entry: -entry[1])[:_LISTED]
+    shares = ", ".join(f"{name} {100 * weight / total:.4g} %" for name, weight in listed)
+    return shares if len(on) == len(listed) else f"{shares} and {len(on) - len(listed)} smaller ones"
 
 
 def _describe_source(source: Input, store: TokenStore, samples: int) -> dict[str, Any]:

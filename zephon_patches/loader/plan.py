@@ -1,7 +1,7 @@
 """The rows that one rank reads: numbers of each step, found in the global order.
 
 Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call; a mixture makes calls for
-each of its sources, so there the blocks are longer.
+each of its sources, so there the blocks are longer, unless all its data is small.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,7 +40,7 @@ def plan_rows(
     """
     steps = iter(steps)
     rows = local_batch_size * mapping.micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size)
-    block_rows = _BLOCK_ROWS * min(order.num_sources, _MOST_BLOCKS)
+    block_rows = _BLOCK_ROWS * max(min(order.num_sources, _MOST_BLOCKS, order.num_samples // _BLOCK_ROWS), 1)
     while block := list(islice(steps, max(1, block_rows // rows))):
         numbers = np.concatenate(
             [

@@ -47,10 +47,15 @@ class GlobalOrder:
     def num_sources(self) -> int:
         return len(self._sources)
 
+    @property
+    def num_samples(self) -> int:
+        """Of all sources, each for one epoch."""
+        return int(self._sizes.sum())
+
     def end(self, epochs: int) -> int:
         """The number that follows the last sample of ``epochs`` epochs of all sources, counted by their size."""
         assert self._by_size, "sources with weights end their epochs at different numbers"
-        return epochs * int(self._sizes.sum())
+        return epochs * self.num_samples
 
     def epochs_at(self, cursor: int) -> list[tuple[int, int, int]]:
         """For each source, where a cursor stands: (epoch, position in it, samples of the source)."""

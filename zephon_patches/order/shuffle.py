@@ -16,6 +16,7 @@ Position 1 is number 1 of group 0; if the group's permutation sends 1 to 2, it i
 sample: sample 1 of shard 0.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -56,12 +57,9 @@ class SourceOrder:
         Returns:
             Shards and samples in them, both int64 of shape ``(k,)``.
         """
-        if len(epochs) and (epochs == epochs[0]).all():
-            return self._locate_in_epoch(int(epochs[0]), positions)
         shards = np.empty(len(positions), dtype=np.int64)
         samples = np.empty(len(positions), dtype=np.int64)
-        for epoch in np.unique(epochs).tolist():
-            chosen = epochs == epoch
+        for epoch, chosen in _places_by_value(epochs):
             shards[chosen], samples[chosen] = self._locate_in_epoch(epoch, positions[chosen])
         return shards, samples
 
@@ -71,9 +69,7 @@ class SourceOrder:
             # side="right" steps over empty shards and groups, whose start equals the next one's.
             groups = np.searchsorted(group_starts, positions, side="right") - 1
             shuffled = np.empty_like(positions)
-            one = len(groups) and (groups == groups[0]).all()
-            for group in [int(groups[0])] if one else np.unique(groups).tolist():
-                chosen = slice(None) if one else groups == group
+            for group, chosen in _places_by_value(groups):
                 start, stop = int(group_starts[group]), int(group_starts[group + 1])
                 permutation = self._permutation(epoch, group, stop - start)
                 shuffled[chosen] = start + permutation(positions[chosen] - start)
@@ -107,3 +103,14 @@ class SourceOrder:
         group = self._shuffle_shards or max(num_shards, 1)
         group_starts = np.append(starts[:-1:group], starts[-1])
         return permuted, starts, group_starts
+
+
+def _places_by_value(values: np.ndarray) -> Iterator[tuple[int, np.ndarray | slice]]:
+    """Each value of an array, with the places where it stands."""
+    if len(values) and values[0] == values[-1] and (values == values[0]).all():
+        yield int(values[0]), slice(None)  # nearly always
+        return
+    places = np.argsort(values, kind="stable")
+    for part in np.split(places, np.flatnonzero(np.diff(values[places])) + 1):
+        if len(part):
+            yield int(values[part[0]]), part
