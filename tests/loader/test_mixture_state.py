@@ -185,6 +185,7 @@ def test_other_weights_are_refused_with_both_and_accepted_by_fingerprint_alone(m
     text = refusal(made, state, **other)
     assert "mixture from sample 0 on: code 3, web 7 in the checkpoint, code 1, web 4 now" in text
     assert f'data.accept_change = "{new}"' in text
+    assert "A [[data.stages]] table with at = 120 changes the mixture from here on and leaves what was." in text
 
     run = Run(builder(made, **other, accept_change=new), Place(2, 3))
     run.load(state)

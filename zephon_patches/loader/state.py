@@ -49,6 +49,9 @@ _CONSUMED = {"skip", "sources", "stages"}
 # A state stays small however often its order was changed, and however much at once.
 _CHANGES_KEPT, _CHANGE_LENGTH = 3, 120
 
+# How a line about a mixture begins.
+_MIXTURE = "mixture"
+
 # Bytes of a stage's weights above which their fingerprint stands for them.
 _LONGEST_WEIGHTS = 88
 
@@ -196,6 +199,8 @@ def check_order(
         return lines
     listed = "\n  ".join(lines)
     other = f'\ndata.accept_change = "{accept}" accepts another order than this one.' if accept else ""
+    if any(line.startswith(_MIXTURE) for line in lines):
+        other += f"\nA [[data.stages]] table with at = {cursor} changes the mixture from here on and leaves what was."
     raise StateError(
         f"the state at sample {cursor:,} counts in another order of data:\n  {listed}{other}\n"
         f"{_WAY_OUT.format(fingerprint=present['fingerprint'])}"
@@ -224,7 +229,7 @@ def differences(
     for before, now in zip_longest(_stages_until(saved, cursor), _stages_until(present, cursor)):
         if before != now:
             at = (before or now)["at"]
-            lines.append(f"mixture from sample {at:,} on: {_mixture(before)} in the checkpoint, {_mixture(now)} now")
+            lines.append(f"{_MIXTURE} from sample {at:,} on: {_mixture(before)} in the checkpoint, {_mixture(now)} now")
     skipped = [Skips(map(tuple, order.get("skip", []))).below(cursor) for order in (saved, present)]
     if skipped[0] != skipped[1]:
         before, now = (", ".join(f"[{a}, {b})" for a, b in intervals) or "nothing" for intervals in skipped)
