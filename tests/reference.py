@@ -143,12 +143,11 @@ class Node:
         if len(weights) == 1:
             return
         total = sum(weights.values())
-        left, right = [self.source], heaviest_first[1:]
-        if weights[self.source] < total / 2:
-            left, right = [], []
-            for source in heaviest_first:
-                in_left, in_right = sum(weights[s] for s in left), sum(weights[s] for s in right)
-                (left if in_left <= in_right else right).append(source)
+        left: list[int] = []
+        right: list[int] = []
+        for source in heaviest_first:
+            in_left, in_right = sum(weights[s] for s in left), sum(weights[s] for s in right)
+            (left if in_left <= in_right else right).append(source)
         self.part = sum(weights[s] for s in left) / total
         self.children = [Node({s: weights[s] for s in part}) for part in (left, right)]
 

@@ -7,17 +7,17 @@ draw of a source by walking up; nothing is simulated, stored or rounded, and num
 
 How far a source can be from its share follows from the tree. Each node on the way adds at most 1/2, scaled by the part
 that the source has of the node. So a source of weight w is at most half of the sum of ``w / (weight of the node)``
-away, over the nodes on its way but for the root. The tree keeps that sum below 3:
+away, over the nodes on its way but for the root. To keep that sum below 3, a node's sources are put, the heaviest
+first, always to the lighter one of its two children (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969). Then
+the heavier child outweighs the other one by at most its own lightest source, and a source with at least half of a
+node's weight is a child of its own. Take a source of weight x, and s, the weight of its sibling:
 
-1. A source with at least half of a node's weight is split off alone.
-2. Otherwise the sources are put, the heaviest first, always to the lighter one of two children (Graham, "Bounds on
-   Multiprocessing Timing Anomalies", 1969).
+- x >= s. The node above weighs x + s, and its lightest source at most s, so the next one weighs at least
+  2 (x + s) - s = 2x + s, the next 4x + s, then 8x + s, and the sum is below 1 + 1 + 1/2 + 1/4 + ... = 3.
+- x < s. The node above weighs more than 2x, and its lightest source at most x, so the next one weighs more than
+  2 * 2x - x = 3x, then 5x, 9x, ..., and the sum is below 1 + 1/2 + 1/3 + 1/5 + 1/9 + ... < 2.3.
 
-By 2, when the heavier child is complete it outweighs the other one by at most its own lightest source. So if x is a
-source that was split off by 1 at a node that weighs x + s, then the node above weighs at least 2 (x + s) - s, since the
-lightest of its sources weighs at most s; the next one 4x + s, then 8x + s, and the sum is below
-1 + 1 + 1/2 + 1/4 + ... = 3. If x became alone otherwise, the nodes above weigh at least 2x, 3x, 5x, 9x, ..., and the
-sum is below 2.3. Hence, for all weights and any number of sources:
+Hence, for all weights and any number of sources:
 
 - at every prefix a source is within 1.5 of its share; in any window of numbers, of whatever length, within 3;
 - after every ``period`` draws (the sum of the weights without a common factor) all counts are exact: that is a block.
@@ -26,8 +26,8 @@ Counts by stacked floors (``n * W_j // W``, and a source has the difference of t
 they can fall: with weights 4, 1, 4 the second source would have 1 of the first 2 numbers and 0 of the first 3. On a
 grid of blocks of B numbers that can happen to every source whose weight is below a B-th of all.
 
-Worked case, weights 5, 3, 2: the first has half, so it is split off: ``round(m / 2)`` of m draws. The others share what
-is left, ``round(m * 3 / 5)`` for the second::
+Worked case, weights 5, 3, 2: the first is on the left, with ``round(m / 2)`` of m draws. The others share what is left,
+``round(m * 3 / 5)`` for the second::
 
     draw              0  1  2  3  4  5  6  7  8  9
     source            0  1  0  2  0  1  0  2  0  1
@@ -204,9 +204,7 @@ def _tree(weights: Sequence[int]) -> _Node | int:
 
 
 def _two_parts(sources: list[int], weights: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Cuts sources, the heaviest first, in two as the rules say; each part keeps their order."""
-    if 2 * weights[sources[0]] >= sum(weights[s] for s in sources):
-        return sources[:1], sources[1:]
+    """Puts sources, the heaviest first, always to the lighter part, the left one if both weigh the same."""
     parts: tuple[list[int], list[int]] = ([], [])
     sums = [0, 0]
     for source in sources:
