@@ -57,9 +57,8 @@ def test_samples_at_the_end_of_a_store_above_2_32_tokens_hold_the_right_ids(tmp_
         valid = min(seq_len, tokens - start - 1)
         assert inputs["input"][row, :valid].tolist() == shown[:valid]
         assert labels[row].tolist() == shown[1 : valid + 1] + [-100] * (seq_len - valid)
-    # Its index is sound too; only the checksums, which would take reading 8 GiB and more, are made up.
-    made_up = {".bin": "a" * 16, ".idx": "b" * 16, ".origin": "c" * 16}
-    monkeypatch.setattr("zephon_patches.store.verify._checksum", lambda path: made_up[path.suffix])
+    # Its index is sound too; only the checksums, which would take reading 8 GiB and more, are not looked at.
+    monkeypatch.setattr("zephon_patches.store.verify._checksum_problem", lambda *arguments: None)
     assert verify_store(tmp_path) == []
 
 
