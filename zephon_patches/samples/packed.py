@@ -77,7 +77,9 @@ def fill_rows(inputs: np.ndarray, labels: np.ndarray, samples: Sequence[tuple[Pa
     # for the labels. Views do not stretch a part that is too short, as arrays do.
     stage = np.empty((rows, seq_len + 1), samples[0][0].tokens.format)
     target = stage.reshape(-1).data
-    covered, counts = [], []
+    covered: list[tuple[int, int]] = []
+    counts: list[int] = []
+    padded: list[int] = []
     start = 0
     for (tokens, starts, pieces), number in samples:
         if tokens.itemsize != width:  # stores with ids of other types in one batch
@@ -89,18 +91,20 @@ def fill_rows(inputs: np.ndarray, labels: np.ndarray, samples: Sequence[tuple[Pa
                 covered.append((at, target[at]))
             target[at : at + count] = tokens[first : first + count]
             at += count - 1
-        if at - start > seq_len:
-            raise ValueError(f"a sample of {at - start:,} places for a row of {seq_len:,}")
-        counts.append(at - start)
+        count = at - start
+        if count != seq_len:
+            if count > seq_len:
+                raise ValueError(f"a sample of {count:,} places for a row of {seq_len:,}")
+            padded.append(len(counts))
+        counts.append(count)
         start += seq_len + 1
     inputs[...] = stage[:, :-1]
     for at, token in covered:
         target[at] = token
     labels[...] = stage[:, 1:]
-    if min(counts) < seq_len:
-        for row, count in enumerate(counts):
-            inputs[row, count:] = PAD_ID
-            labels[row, count:] = IGNORE_INDEX
+    for row in padded:
+        inputs[row, counts[row] :] = PAD_ID
+        labels[row, counts[row] :] = IGNORE_INDEX
     return counts
 
 
