@@ -123,15 +123,6 @@ def test_labels_of_masked_concat_are_each_token_of_a_document_but_its_first_once
     assert seen == [token for tokens in documents for token in tokens[1:]]
 
 
-def test_f05_positions_restart_at_each_document_and_where_one_goes_on_in_the_next_sample():
-    """F05: lengths 3 4 2 6 with EOS, seq_len 5: token 3 is EOS of the first, and so on."""
-    lengths = [4, 5, 3, 7]
-    assert read_concat(lengths, 5, 0)[2].tolist() == [0, 1, 2, 3, 0]
-    assert read_concat(lengths, 5, 1)[2].tolist() == [0, 1, 2, 3, 0]  # the second document goes on, from 0
-    assert read_concat(lengths, 5, 2)[2].tolist() == [0, 1, 0, 1, 2]
-    assert read_concat(lengths, 5, 3)[2].tolist() == [0, 1, 2, 3, 0]  # the last place is padding
-
-
 def test_boundaries_are_masked_inside_and_at_the_edge_of_a_sample():
     # Documents begin at 0, 3 and 6; with seq_len 3 the label before token 3 is the last of sample 0.
     assert read_concat([3, 3, 4], 3, 0)[1].tolist() == [1, 2, IGNORE_INDEX]

@@ -3,6 +3,7 @@
 import os
 import resource
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -93,6 +94,14 @@ def test_a_good_plan_is_left_alone_and_a_lost_or_damaged_one_is_made_again(store
         path.write_bytes(damage)
         ensure_plan(folder, shard, "best_fit", SEQ_LEN)
         assert path.read_bytes() == before
+
+
+def test_several_may_make_one_plan_at_once(store):
+    folder, shard = store
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: ensure_plan(folder, shard, "best_fit", SEQ_LEN), range(32)))
+    assert all(same(plan, made[0]) for plan in made)
+    assert not [name for name in os.listdir(folder) if name.endswith(".tmp")]
 
 
 def test_plans_of_several_packings_and_lengths_lie_side_by_side(store):
