@@ -21,6 +21,7 @@ import logging
 import os
 import resource
 import shutil
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from typing import Any
 
 import atheris
 import numpy as np
+import xxhash
 
 with atheris.instrument_imports(include=["zephon_patches"]):
     from tests.corpora import write_tokenizer
@@ -39,10 +41,13 @@ with atheris.instrument_imports(include=["zephon_patches"]):
     from zephon_patches.keys import fingerprint
     from zephon_patches.loader.state import check_order, describe_order, read_state
     from zephon_patches.prepare.tokenizers import TextTokenizer
+    from zephon_patches.samples.packed import fill_rows, packed_shard
+    from zephon_patches.samples.plan_file import ensure_plan, open_plan, plan_path
     from zephon_patches.store.history import file_changes
     from zephon_patches.store.manifest import Manifest
     from zephon_patches.store.reader import TokenStore
     from zephon_patches.store.verify import verify_store
+    from zephon_patches.store.writer import ShardWriter
 
 _ROOM_BYTES = 512 << 20
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
@@ -221,6 +226,51 @@ def store_files(data: bytes) -> None:
     _read_all()
 
 
+# --- plans of packings ---
+
+_PLAN_STORE = _FOLDER / "plans"
+_PLAN_STORE.mkdir()
+_LENGTHS = [13, 4, 0, 6, 1, 3, 3, 20, 2]
+with ShardWriter(_PLAN_STORE, "000000-000", np.dtype("<u2")) as _writer:
+    _writer.add(np.arange(sum(_LENGTHS)), _LENGTHS, [(0, number) for number in range(len(_LENGTHS))])
+    _PLAN_SHARD = _writer.finish([])
+_TOKENS = np.arange(sum(_LENGTHS), dtype=np.uint16)
+ensure_plan(_PLAN_STORE, _PLAN_SHARD, "best_fit", 8)
+_PLAN = plan_path(_PLAN_STORE, _PLAN_SHARD, "best_fit", 8)
+_GOOD_PLAN = _PLAN.read_bytes()
+
+
+def plans(data: bytes) -> None:
+    """A sound plan with damaged bytes, or with other numbers and a right checksum; what opens can be filled."""
+    choices = Choices(data)
+    if choices.ConsumeBool():
+        bad = choices.damaged(_GOOD_PLAN)
+    else:
+        numbers = np.frombuffer(_GOOD_PLAN, "<i8", offset=88).tolist()
+        for _ in range(choices.ConsumeIntInRange(0, 5)):
+            change = choices.ConsumeIntInRange(0, 3)
+            place = choices.ConsumeIntInRange(0, len(numbers) - 1)
+            value = choices.one_of([choices.ConsumeIntInRange(-2, 40), *_NUMBERS])
+            numbers[place : place + (change != 1)] = [] if change == 0 else [value]
+        body = b"".join((number % 2**64).to_bytes(8, "little") for number in numbers if abs(number) < 2**64)
+        counts = [
+            choices.ConsumeIntInRange(0, 9) if choices.ConsumeBool() else n
+            for n in struct.unpack("<QQ", _GOOD_PLAN[56:72])
+        ]
+        head = _GOOD_PLAN[:56] + struct.pack("<QQ", *counts) + _GOOD_PLAN[72:80]
+        bad = head + xxhash.xxh3_64_intdigest(head + body).to_bytes(8, "little") + body
+    _PLAN.unlink()
+    _PLAN.write_bytes(bad)
+    with contextlib.suppress(StoreError):
+        plan = open_plan(_PLAN_STORE, _PLAN_SHARD, "best_fit", 8)
+        shard = packed_shard(_TOKENS, plan)
+        for number in range(plan.num_samples):
+            inputs, labels = np.empty((1, 8), np.int64), np.empty((1, 8), np.int64)
+            (count,) = fill_rows(inputs, labels, [(shard, number)])
+            assert count == (plan.sample(number)[:, 1] - 1).sum()
+            assert (labels[0, :count] == inputs[0, :count] + 1).all()
+
+
 # --- states and settings ---
 
 _ORDER: dict[str, Any] = {
@@ -376,8 +426,10 @@ def unfinished(data: bytes) -> None:
         (folder / name).write_bytes(content)
     with contextlib.suppress(ZephonError):
         open_store(_BUILD)
-        if bad == "progress.json":
-            assert contents(folder) == whole
+        found = contents(folder)
+        # A plan that says the same in other words stays as it is.
+        assert json.loads(found.pop("plan.json")) == json.loads(whole["plan.json"])
+        assert found == {name: content for name, content in whole.items() if name != "plan.json"}
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -388,6 +440,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         store_files,
         state_bytes,
         state_values,
+        plans,
         settings,
         tokenizer_bytes,
         tokenizer_values,

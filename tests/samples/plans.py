@@ -23,5 +23,5 @@ def numbered(lengths: Sequence[int]) -> list[list[int]]:
 def as_reference(pieces: np.ndarray, lengths: Sequence[int]) -> list[reference.Piece]:
     """The pieces of a plan, with the document that each is of."""
     starts = np.cumsum(lengths) - lengths
-    documents = np.searchsorted(starts, pieces[:, 0], side="right") - 1
-    return [reference.Piece(int(document), *piece) for document, piece in zip(documents, pieces.tolist(), strict=True)]
+    documents = (np.searchsorted(starts, pieces[:, 0], side="right") - 1).tolist()
+    return [reference.Piece(document, *piece) for document, piece in zip(documents, pieces.tolist(), strict=True)]

@@ -11,8 +11,15 @@ from tests import reference
 from tests.samples.plans import as_reference, lengths_lists, numbered
 from zephon_patches.samples.best_fit import plan_best_fit
 from zephon_patches.samples.chunking import num_samples, span
-from zephon_patches.samples.packed import document_starts, fill_positions, fill_rows, mask_boundaries, piece_starts
-from zephon_patches.samples.pieces import plan_documents
+from zephon_patches.samples.packed import (
+    document_starts,
+    fill_positions,
+    fill_rows,
+    mask_boundaries,
+    packed_shard,
+    piece_starts,
+)
+from zephon_patches.samples.pieces import Plan, plan_documents
 from zephon_patches.samples.sequence import IGNORE_INDEX, fill_row
 
 JUNK = -7
@@ -22,11 +29,17 @@ def junk(*shape: int) -> np.ndarray:
     return np.full(shape, JUNK, dtype=np.int64)
 
 
+def plan_of(*pieces: tuple[int, int]) -> Plan:
+    """Of one sample."""
+    return Plan(np.array([0, len(pieces)]), np.array(pieces, dtype=np.int64), 0)
+
+
 def test_the_worked_case():
     inputs, labels, positions = junk(1, 6), junk(1, 6), junk(6)
-    pieces = np.array([[0, 3], [4, 3]])
-    assert fill_rows(inputs, labels, [(np.array([1, 2, 3, 0, 7, 8, 9], dtype=np.uint16), pieces)]) == [4]
-    fill_positions(positions, piece_starts(pieces))
+    plan = plan_of((0, 3), (4, 3))
+    shard = packed_shard(np.array([1, 2, 3, 0, 7, 8, 9], dtype=np.uint16), plan)
+    assert fill_rows(inputs, labels, [(shard, 0)]) == [4]
+    fill_positions(positions, piece_starts(plan.sample(0)))
     assert inputs.tolist() == [[1, 2, 7, 8, 0, 0]]
     assert labels.tolist() == [[2, 3, 8, 9, IGNORE_INDEX, IGNORE_INDEX]]
     assert positions.tolist() == [0, 1, 0, 1, 0, 1]
@@ -38,11 +51,12 @@ def test_rows_and_positions_are_the_reference_s(planner, lengths, seq_len, dtype
     stream = [token for tokens in numbered(lengths) for token in tokens]
     tokens = np.array(stream, dtype=dtype)
     plan = planner(np.array(lengths, dtype=np.int32), seq_len)
+    shard = packed_shard(tokens, plan)
     total = 0
     numbers = list(range(plan.num_samples))
     for batch in (numbers[start : start + 3] for start in numbers[::3]):
         inputs, labels = junk(len(batch), seq_len), junk(len(batch), seq_len)
-        counts = fill_rows(inputs, labels, [(tokens, plan.sample(number)) for number in batch])
+        counts = fill_rows(inputs, labels, [(shard, number) for number in batch])
         for number, *row, count in zip(batch, inputs.tolist(), labels.tolist(), counts, strict=True):
             pieces = as_reference(plan.sample(number), lengths)
             expected = reference.sample_of_pieces(stream, pieces, seq_len)
@@ -59,7 +73,7 @@ def test_rows_and_positions_are_the_reference_s(planner, lengths, seq_len, dtype
 def test_rows_of_shards_of_both_types_in_one_batch_keep_the_largest_ids():
     inputs, labels = junk(2, 2), junk(2, 2)
     shards = [np.array([0, 65_535, 1], dtype=np.uint16), np.array([2**31 - 1, 0, 2**31 - 1], dtype=np.int32)]
-    assert fill_rows(inputs, labels, [(tokens, np.array([[0, 3]])) for tokens in shards]) == [2, 2]
+    assert fill_rows(inputs, labels, [(packed_shard(tokens, plan_of((0, 3))), 0) for tokens in shards]) == [2, 2]
     assert inputs.tolist() == [[0, 65_535], [2**31 - 1, 0]]
     assert labels.tolist() == [[65_535, 1], [0, 2**31 - 1]]
 
@@ -67,7 +81,7 @@ def test_rows_of_shards_of_both_types_in_one_batch_keep_the_largest_ids():
 @pytest.mark.parametrize("pieces", [[(3, 3)], [(0, 7)], [(0, 5), (0, 3)], [(2**62, 3)], [(0, 2**62)], [(-7, 3)]])
 def test_a_piece_outside_the_shard_or_the_row_is_not_cut_in_silence(pieces):
     with pytest.raises(ValueError):
-        fill_rows(junk(1, 4), junk(1, 4), [(np.arange(5, dtype=np.uint16), np.array(pieces))])
+        fill_rows(junk(1, 4), junk(1, 4), [(packed_shard(np.arange(5, dtype=np.uint16), plan_of(*pieces)), 0)])
 
 
 def read_concat(lengths, seq_len, sample):
@@ -107,15 +121,6 @@ def test_labels_of_masked_concat_are_each_token_of_a_document_but_its_first_once
         boundaries = [token for token in range(first + 1, stop) if documents[document_of[token]][0] == token]
         assert masked == len(boundaries)
     assert seen == [token for tokens in documents for token in tokens[1:]]
-
-
-def test_f05_positions_restart_at_each_document_and_where_one_goes_on_in_the_next_sample():
-    """F05: lengths 3 4 2 6 with EOS, seq_len 5: token 3 is EOS of the first, and so on."""
-    lengths = [4, 5, 3, 7]
-    assert read_concat(lengths, 5, 0)[2].tolist() == [0, 1, 2, 3, 0]
-    assert read_concat(lengths, 5, 1)[2].tolist() == [0, 1, 2, 3, 0]  # the second document goes on, from 0
-    assert read_concat(lengths, 5, 2)[2].tolist() == [0, 1, 0, 1, 2]
-    assert read_concat(lengths, 5, 3)[2].tolist() == [0, 1, 2, 3, 0]  # the last place is padding
 
 
 def test_boundaries_are_masked_inside_and_at_the_edge_of_a_sample():

@@ -3,6 +3,7 @@
 import os
 import resource
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.store.test_reader import make_store
 from zephon_patches.errors import StoreError
-from zephon_patches.samples.packed import fill_rows
+from zephon_patches.samples.packed import fill_rows, packed_shard
 from zephon_patches.samples.pieces import Plan
 from zephon_patches.samples.plan_file import PLANNERS, ensure_plan, open_plan, plan_path, write_plan
 from zephon_patches.store.manifest import Manifest
@@ -74,9 +75,9 @@ def test_it_is_mapped_and_its_rows_are_those_of_the_shard(store):
     assert not plan.starts.flags.owndata and not plan.pieces.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
         plan.pieces[0] = 3
-    tokens = TokenStore(folder).tokens(0)
+    shard_of_rows = packed_shard(TokenStore(folder).tokens(0), plan)
     inputs, labels = (np.empty((plan.num_samples, SEQ_LEN), dtype=np.int64) for _ in range(2))
-    counts = fill_rows(inputs, labels, [(tokens, plan.sample(number)) for number in range(plan.num_samples)])
+    counts = fill_rows(inputs, labels, [(shard_of_rows, number) for number in range(plan.num_samples)])
     seen = [label for row, count in zip(labels.tolist(), counts, strict=True) for label in row[:count]]
     firsts = set((np.cumsum(LENGTHS) - LENGTHS).tolist())
     assert sorted(seen) == [token for token in range(sum(LENGTHS)) if token not in firsts]
@@ -93,6 +94,14 @@ def test_a_good_plan_is_left_alone_and_a_lost_or_damaged_one_is_made_again(store
         path.write_bytes(damage)
         ensure_plan(folder, shard, "best_fit", SEQ_LEN)
         assert path.read_bytes() == before
+
+
+def test_several_may_make_one_plan_at_once(store):
+    folder, shard = store
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: ensure_plan(folder, shard, "best_fit", SEQ_LEN), range(32)))
+    assert all(same(plan, made[0]) for plan in made)
+    assert not [name for name in os.listdir(folder) if name.endswith(".tmp")]
 
 
 def test_plans_of_several_packings_and_lengths_lie_side_by_side(store):

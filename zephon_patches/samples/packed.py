@@ -21,58 +21,90 @@ Worked case, ``seq_len`` = 6, the pieces with the tokens 1 2 3 and 7 8 9::
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
+from zephon_patches.samples.pieces import Plan
 from zephon_patches.samples.sequence import IGNORE_INDEX, PAD_ID
 
-__all__ = ["document_starts", "fill_positions", "fill_rows", "mask_boundaries", "piece_starts"]
+__all__ = [
+    "PackedShard",
+    "document_starts",
+    "fill_positions",
+    "fill_rows",
+    "mask_boundaries",
+    "packed_shard",
+    "piece_starts",
+]
 
 
-def fill_rows(inputs: np.ndarray, labels: np.ndarray, samples: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[int]:
+class PackedShard(NamedTuple):
+    """What the rows of a shard are filled from; keep it, for making it takes as long as filling a row.
+
+    Memory views of a shard's tokens and plan, for reading single numbers and copying small parts of them takes half
+    as long as with arrays.
+    """
+
+    tokens: memoryview
+    starts: memoryview
+    pieces: memoryview
+    """Flat: first token and tokens of the first piece, then of the second, and so on"""
+
+
+def packed_shard(tokens: np.ndarray, plan: Plan) -> PackedShard:
+    """Joins the tokens of a shard, uint16 or int32, and its plan."""
+    return PackedShard(tokens.data, plan.starts.data, plan.pieces.reshape(-1).data)
+
+
+def fill_rows(inputs: np.ndarray, labels: np.ndarray, samples: Sequence[tuple[PackedShard, int]]) -> list[int]:
     """Lays packed samples into rows, one each.
 
     Args:
         inputs, labels: int64, shape ``(rows, seq_len)``; all of both is overwritten.
-        samples: For each row the tokens of its shard, uint16 or int32, and its pieces, as a plan has them.
+        samples: For each row its shard, and the sample's number in it.
 
     Returns:
         The number of labels that count in each row; those behind them are padding.
 
     Raises:
-        ValueError: A piece does not lie in its shard or its row, which a plan that was opened does not let happen.
+        ValueError: A sample does not lie in its shard or its row: the plan is another shard's, or for another row.
     """
     rows, seq_len = inputs.shape
-    types = {tokens.dtype for tokens, _ in samples}
-    if len(types) != 1:  # stores with ids of other types in one batch
-        one = [fill_rows(inputs[i : i + 1], labels[i : i + 1], [sample]) for i, sample in enumerate(samples)]
-        return [count for counts in one for count in counts]
+    width = samples[0][0].tokens.itemsize
     # Pieces are put together in their own type, of which copies are small, and converted for all rows at once. Each
     # lies with its first token on the last one of the piece before, which is no input, but a label: it is put back
-    # for the labels. Memory views are copied twice as fast as arrays, and do not stretch what is too short.
-    stage = np.empty((rows, seq_len + 1), dtype=types.pop())
+    # for the labels. Views do not stretch a part that is too short, as arrays do.
+    stage = np.empty((rows, seq_len + 1), samples[0][0].tokens.format)
     target = stage.reshape(-1).data
-    covered, counts = [], []
+    covered: list[tuple[int, int]] = []
+    counts: list[int] = []
+    padded: list[int] = []
     start = 0
-    for tokens, pieces in samples:
-        source, at = tokens.data, start
-        for first, count in pieces.tolist():
+    for (tokens, starts, pieces), number in samples:
+        if tokens.itemsize != width:  # stores with ids of other types in one batch
+            return [fill_rows(inputs[i : i + 1], labels[i : i + 1], samples[i : i + 1])[0] for i in range(rows)]
+        at = start
+        numbers = iter(pieces[2 * starts[number] : 2 * starts[number + 1]].tolist())
+        for first, count in zip(numbers, numbers):  # noqa: B905  (takes two at a time)
             if at > start:
                 covered.append((at, target[at]))
-            target[at : at + count] = source[first : first + count]
+            target[at : at + count] = tokens[first : first + count]
             at += count - 1
-        if at - start > seq_len:
-            raise ValueError(f"pieces of {at - start:,} places for a row of {seq_len:,}")
-        counts.append(at - start)
+        count = at - start
+        if count != seq_len:
+            if count > seq_len:
+                raise ValueError(f"a sample of {count:,} places for a row of {seq_len:,}")
+            padded.append(len(counts))
+        counts.append(count)
         start += seq_len + 1
     inputs[...] = stage[:, :-1]
     for at, token in covered:
         target[at] = token
     labels[...] = stage[:, 1:]
-    for row, count in enumerate(counts):
-        if count < seq_len:
-            inputs[row, count:] = PAD_ID
-            labels[row, count:] = IGNORE_INDEX
+    for row in padded:
+        inputs[row, counts[row] :] = PAD_ID
+        labels[row, counts[row] :] = IGNORE_INDEX
     return counts
 
 
@@ -80,7 +112,7 @@ def piece_starts(pieces: np.ndarray) -> list[int]:
     """The place of each piece's first input in its row, and of the padding behind the last.
 
     Args:
-        pieces: Of one sample, as a plan has them.
+        pieces: Of one sample, as ``Plan.sample`` gives them.
     """
     return [0, *np.cumsum(pieces[:, 1] - 1).tolist()]
 

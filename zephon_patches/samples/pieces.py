@@ -27,16 +27,15 @@ class Plan(NamedTuple):
     """Which pieces of a shard make which sample."""
 
     starts: np.ndarray
-    """int64, shape ``(samples + 1,)``: sample i holds ``pieces[starts[i]:starts[i + 1]]``"""
+    """int64, shape ``(samples + 1,)``: sample i holds ``pieces[starts[i]:starts[i + 1]]``, at least one"""
     pieces: np.ndarray
     """int64, shape ``(pieces, 2)``: first token and tokens of each; inside a sample in the order of the shard"""
     left_out: int
     """Documents without a label, which are in no sample"""
 
     def sample(self, number: int) -> np.ndarray:
-        """The pieces of a sample, at least one: int64, shape ``(pieces of the sample, 2)``, a view."""
-        first, stop = self.starts[number : number + 2].tolist()
-        return self.pieces[first:stop]
+        """The pieces of a sample: int64, shape ``(pieces of the sample, 2)``, a view."""
+        return self.pieces[self.starts[number] : self.starts[number + 1]]
 
     @property
     def num_samples(self) -> int:
