@@ -274,6 +274,7 @@ def _build(builder: Builder, building: Building) -> Standing | None:
             stack.callback(seat.release)
             if store.is_closed():
                 return None
+        builder.started = time.monotonic()
         own = range(builder.part.index, len(units), builder.part.count)
         todo = [number for number in own if not store.shards(number)[1]]
         _announce(builder, units, todo, sum(sizes[number] for number in todo), building.max_minutes)
