@@ -316,6 +316,12 @@ class DataConfig:
                     "path, and their stores would share a folder; give it another name"
                 )
 
+    @property
+    def sources_in_use(self) -> list[SourceConfig]:
+        """The sources that the order draws from at some time: those with a weight above 0, at first or in a stage."""
+        later = {name for stage in self.stages for name, weight in stage.weights.items() if weight}
+        return [source for source in self.sources if source.weight != 0 or source.name in later]
+
     def _check_mixture(self) -> None:
         """Checks weights, stages and epochs together."""
         weights = {source.name: source.weight for source in self.sources}

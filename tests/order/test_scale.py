@@ -19,6 +19,7 @@ from zephon_patches.order.stages import Stage
 
 SHARDS, SAMPLES = 10**5, 10**12
 PLACES = [0, 10**6, 10**12 - 1, 10**12, 10**15, 2**60 - 10**6]
+SOURCE = {"name": "big", "recipe": "none", "data": "none", "tokens": 2048 * SAMPLES, "samples": SAMPLES}
 MIB = 1 << 20
 
 
@@ -43,7 +44,7 @@ class PlacesOnly(MicroBatchReader):
 
 def big_loader() -> Loader:
     description = describe_order(
-        {"packing": "concat", "seed": 0, "seq_len": 2048, "sources": [{"name": "big"}], "tokenizer": "none"}, 1024
+        {"packing": "concat", "seed": 0, "seq_len": 2048, "sources": [SOURCE], "tokenizer": "none"}, 1024
     )
     return Loader(
         big_order(),

@@ -18,7 +18,7 @@ from zephon_patches.order.global_order import GlobalOrder
 from zephon_patches.order.mixture import exact_weights
 from zephon_patches.order.shuffle import SourceOrder
 from zephon_patches.order.stages import Stage
-from zephon_patches.prepare.build import Building, open_or_build, tokenizer_for
+from zephon_patches.prepare.build import Building, check_input, open_or_build, tokenizer_for
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.shards import Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
@@ -187,23 +187,20 @@ def _open(
     if seq_len < 1:
         raise ConfigError(f"seq_len = {seq_len}: expected at least 1")
     if inputs is None:
-        inputs = [make_input(source) for source in config.sources if _is_on(source.name, mixtures)]
+        inputs = [make_input(source) for source in config.sources_in_use]
     if not inputs:
         raise ConfigError("data.sources: no source; give a [[data.sources]] table with name and path")
     # By name, so that the order of the tables in the file has no say.
     inputs = sorted(inputs, key=lambda source: source.name)
     encoder = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer)
+    encoders = [tokenizer_for(source, config, encoder) for source in inputs]
+    for source, ends in zip(inputs, encoders, strict=True):  # before hours of tokenizing the first of them
+        check_input(source, ends, config.cache_dir, config.shard_bytes)
     patience = 0.0 if dp_rank == 0 else _PATIENCE
+    building = Building(one_per_machine=True, max_minutes=config.max_build_minutes)
     stores = [
-        open_or_build(
-            source,
-            tokenizer_for(source, config, encoder),
-            config.cache_dir,
-            config.shard_bytes,
-            patience,
-            Building(one_per_machine=True, max_minutes=config.max_build_minutes),
-        )
-        for source in inputs
+        open_or_build(source, ends, config.cache_dir, config.shard_bytes, patience, building)
+        for source, ends in zip(inputs, encoders, strict=True)
     ]
     orders, described = [], []
     for source, store in zip(inputs, stores, strict=True):
@@ -243,11 +240,6 @@ def _exact_stages(mixtures: _Mixtures, sizes: Mapping[str, int]) -> list[tuple[i
         exact = exact_weights([weights.get(name, 0) for name in sizes] if weights is not None else [*sizes.values()])
         stages.append((at, dict(zip(sizes, exact, strict=True))))
     return stages
-
-
-def _is_on(name: str, mixtures: _Mixtures | None) -> bool:
-    """Whether any mixture draws from a source."""
-    return mixtures is None or any(weights is None or weights.get(name, 0) for _, weights in mixtures)
 
 
 def _in_words(weights: Mapping[str, int]) -> str:
