@@ -5,13 +5,13 @@ document and its place in it: skips, repeats, shifts and leaks all show, without
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from zephon_patches import DataConfig, SourceConfig
+from zephon_patches import DataConfig, SourceConfig, StageConfig
 
 EOS = "<eos>"
 
@@ -50,6 +50,61 @@ class Corpus:
     def config(self, **settings) -> DataConfig:
         source = SourceConfig(name=settings.pop("name", "web"), path=str(self.texts))
         return DataConfig(sources=[source], cache_dir=str(self.folder / "cache"), **settings)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Several sources of numbered documents, counted through over all of them, with one tokenizer.
+
+    Named so that their order by name is not the one they stand in.
+    """
+
+    folder: Path
+    lengths: Mapping[str, Sequence[int]]
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / "tokenizer"
+
+    def texts(self, name: str) -> Path:
+        return self.folder / "texts" / name
+
+    @property
+    def all_lengths(self) -> list[int]:
+        return [length for lengths in self.lengths.values() for length in lengths]
+
+    def first(self, name: str) -> int:
+        """The number of a source's first document."""
+        names = list(self.lengths)
+        return sum(len(self.lengths[other]) for other in names[: names.index(name)])
+
+    def documents(self, name: str) -> list[list[int]]:
+        """The token ids of each document of a source."""
+        first = self.first(name)
+        return documents(self.all_lengths)[first : first + len(self.lengths[name])]
+
+    def line_bytes(self, name: str) -> list[int]:
+        return [len(line(i, length)) for i, length in enumerate(self.lengths[name], start=self.first(name))]
+
+    def sources(self, weights: Mapping[str, float] | None = None) -> list[SourceConfig]:
+        """All sources, or those with a weight."""
+        names = self.lengths if weights is None else weights
+        return [SourceConfig(n, str(self.texts(n)), weight=None if weights is None else weights[n]) for n in names]
+
+    def config(self, *, weights: Mapping[str, float] | None = None, stages=(), **settings) -> DataConfig:
+        """Settings over them; ``stages`` are (first number, weights)."""
+        staged = [StageConfig(at, dict(of)) for at, of in stages]
+        cache = str(self.folder / "cache")
+        return DataConfig(sources=self.sources(weights), stages=staged, cache_dir=cache, **settings)
+
+
+def make_sources(folder: Path, **lengths: Sequence[int]) -> Sources:
+    """Writes the documents of each source and their tokenizer."""
+    made = Sources(folder, lengths)
+    for name, of in lengths.items():
+        write_jsonl(made.texts(name) / "0.jsonl", of, made.first(name))
+    write_tokenizer(made.tokenizer, made.all_lengths)
+    return made
 
 
 def make_corpus(folder: Path, lengths: Sequence[int], eos: bool = True, files: int = 1) -> Corpus:

@@ -50,6 +50,46 @@ def samples_of_shard(tokens: Sequence[int], seq_len: int) -> list[Sample]:
     return samples
 
 
+class Piece(NamedTuple):
+    document: int
+    first: int  # in the shard
+    tokens: int
+
+
+def cut(documents: Sequence[Sequence[int]], seq_len: int) -> list[Piece]:
+    """The pieces of a shard's documents: as many pairs of neighbours as fit into a row, then the next ones."""
+    pieces = []
+    first = 0
+    for number, tokens in enumerate(documents):
+        pairs = len(tokens) - 1
+        for place in range(0, pairs, seq_len):
+            pieces.append(Piece(number, first + place, min(seq_len, pairs - place) + 1))
+        first += len(tokens)
+    return pieces
+
+
+def best_fit(pieces: Sequence[Piece], seq_len: int) -> list[list[Piece]]:
+    """Each piece, from the largest down, into the fullest row that has room for it, or else a new one."""
+    rows: list[list[Piece]] = []
+    room: list[int] = []
+    for piece in sorted(pieces, key=lambda piece: -piece.tokens):  # keeps equal ones in their order
+        fits = [row for row in range(len(rows)) if room[row] >= piece.tokens - 1]
+        row = min(fits, key=lambda row: room[row], default=len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(seq_len)
+        rows[row].append(piece)
+        room[row] -= piece.tokens - 1
+    return [sorted(row) for row in rows]
+
+
+def sample_of_pieces(stream: Sequence[int], pieces: Sequence[Piece], seq_len: int) -> Sample:
+    """Pairs of neighbours inside each piece, then padding."""
+    pairs = [pair for _, first, tokens in pieces for pair in itertools.pairwise(stream[first : first + tokens])]
+    missing = seq_len - len(pairs)
+    return Sample((*(a for a, _ in pairs), *[PAD] * missing), (*(b for _, b in pairs), *[IGNORE] * missing))
+
+
 # --- the order ---
 
 
@@ -129,14 +169,97 @@ class Stream:
         return [self[n] for n in range(start, stop)]
 
 
+# --- mixtures ---
+
+
+class Node:
+    """A source, or two children that are drawn from in turn; takes one draw after the other."""
+
+    def __init__(self, weights: dict[int, Fraction]) -> None:
+        heaviest_first = sorted(weights, key=lambda source: (-weights[source], source))
+        self.source = heaviest_first[0]
+        self.drawn = 0
+        self.children: list[Node] = []
+        if len(weights) == 1:
+            return
+        total = sum(weights.values())
+        left: list[int] = []
+        right: list[int] = []
+        for source in heaviest_first:
+            in_left, in_right = sum(weights[s] for s in left), sum(weights[s] for s in right)
+            (left if in_left <= in_right else right).append(source)
+        self.part = sum(weights[s] for s in left) / total
+        self.children = [Node({s: weights[s] for s in part}) for part in (left, right)]
+
+    def draw(self) -> int:
+        self.drawn += 1
+        if not self.children:
+            return self.source
+        left, right = self.children
+        return (left if floor(self.drawn * self.part + Fraction(1, 2)) > left.drawn else right).draw()
+
+
+def fractions_of(weights: Sequence[int | str]) -> dict[int, Fraction]:
+    """The weights above 0, by source; decimals are given as texts."""
+    return {source: Fraction(weight) for source, weight in enumerate(weights) if Fraction(weight)}
+
+
+def sources_of(stages: Sequence[tuple[int, Sequence[int | str]]], stop: int) -> list[tuple[int, int]]:
+    """(source, numbers of that source before) of each number below ``stop``."""
+    mixtures = dict(stages)
+    before: dict[int, int] = {}
+    found = []
+    for n in range(stop):
+        if n in mixtures:
+            mixture = Node(fractions_of(mixtures[n]))
+        source = mixture.draw()
+        found.append((source, before.get(source, 0)))
+        before[source] = before.get(source, 0) + 1
+    return found
+
+
+class Mix:
+    """All samples of several sources in their global order.
+
+    Args:
+        streams: One for each source.
+        stages: (first number, weights); None for the sources' sizes.
+    """
+
+    def __init__(self, streams: Sequence[Stream], stages: Sequence[tuple[int, Sequence[int | str]]] | None = None):
+        self._streams = streams
+        self.epoch_samples = sum(stream.epoch_samples for stream in streams)
+        self._stages = stages or [(0, [stream.epoch_samples for stream in streams])]
+        self._sources: list[tuple[int, int]] = []
+
+    def __getitem__(self, n: int) -> Sample:
+        if n >= len(self._sources):
+            self._sources = sources_of(self._stages, 2 * n + 100)
+        source, count = self._sources[n]
+        return self._streams[source][count]
+
+    def rows(self, start: int, stop: int) -> list[Sample]:
+        return [self[n] for n in range(start, stop)]
+
+
 # --- the steps ---
 
 
 def deal(
-    cursor: int, global_batch: int, local_batch: int, dp: int, end: int | None = None
+    cursor: int,
+    global_batch: int,
+    local_batch: int,
+    dp: int,
+    end: int | None = None,
+    skip: Sequence[tuple[int, int]] = (),
 ) -> tuple[list[list[list[int | None]]], int]:
     """One step: (numbers by rank, micro-batch and row, with None for padding; the cursor behind it)."""
-    numbers = [n for n in range(cursor, cursor + global_batch) if end is None or n < end]
+    numbers: list[int] = []
+    n = cursor
+    while len(numbers) < global_batch and (end is None or n < end):
+        if not any(start <= n < stop for start, stop in skip):
+            numbers.append(n)
+        n += 1
     bounds = [floor(Fraction(rank * len(numbers), dp)) for rank in range(dp + 1)]
     # All ranks take as many micro-batches as the one that has the most rows of a full step.
     most = max(floor(Fraction((r + 1) * global_batch, dp)) - floor(Fraction(r * global_batch, dp)) for r in range(dp))
@@ -148,4 +271,4 @@ def deal(
         rows: list[int | None] = list(numbers[bounds[rank] : bounds[rank + 1]])
         rows += [None] * (micro_batches * local_batch - len(rows))
         dealt.append([rows[i : i + local_batch] for i in range(0, len(rows), local_batch)])
-    return dealt, numbers[-1] + 1
+    return dealt, numbers[-1] + 1 if len(numbers) == global_batch else n

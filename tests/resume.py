@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tests import reference
-from tests.corpora import Corpus
+from tests.corpora import Corpus, Sources
 from tests.reference import IGNORE, Sample
 from zephon_patches import build_loader
 from zephon_patches.loader.loader import Loader
@@ -27,7 +27,9 @@ class Place(NamedTuple):
 Build = Callable[[Place, int], Loader]
 
 
-def builder(corpus: Corpus, *, seq_len: int = 8, infinite: bool = True, loader: dict | None = None, **config) -> Build:
+def builder(
+    corpus: Corpus | Sources, *, seq_len: int = 8, infinite: bool = True, loader: dict | None = None, **config
+) -> Build:
     """Builds loaders over a corpus; they share its store.
 
     Args:
@@ -57,6 +59,22 @@ def expected_stream(corpus: Corpus, *, seq_len: int = 8, shard_bytes: int = 0, *
     shards = reference.cut_documents(corpus.line_bytes, shard_bytes or 2**24)
     documents = corpus.documents
     return reference.Stream([[t for d in shard for t in documents[d]] for shard in shards], seq_len, **order)
+
+
+def expected_mix(
+    made: Sources, *, weights=None, stages=(), seq_len: int = 8, shard_bytes: int = 0, **order
+) -> reference.Mix:
+    """What several sources must give, by the reference. Weights are numbers that are read as written."""
+    names = sorted(made.lengths if weights is None else weights)
+    streams = []
+    for name in names:
+        documents = made.documents(name)
+        shards = reference.cut_documents(made.line_bytes(name), shard_bytes or 2**24)
+        tokens = [[t for d in shard for t in documents[d]] for shard in shards]
+        streams.append(reference.Stream(tokens, seq_len, name=name, **order))
+    sizes = {name: stream.epoch_samples for name, stream in zip(names, streams, strict=True)}
+    mixtures = [(0, sizes if weights is None else weights), *stages]
+    return reference.Mix(streams, [(at, [str(of.get(name, 0)) for name in names]) for at, of in mixtures])
 
 
 class Run:

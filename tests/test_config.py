@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from zephon_patches import DataConfig, SourceConfig
+from zephon_patches import DataConfig, SourceConfig, StageConfig
 from zephon_patches.config import MAX_SEED, Data, data_config_from_table
 from zephon_patches.errors import ConfigError
 
@@ -78,6 +78,13 @@ def test_a_wrong_table_names_file_place_and_allowed_keys(table, parts):
         ({"cache_dir": 3}, ["data.cache_dir", "3", "a string"]),
         ({"shuffle_shards": -1}, ["data.shuffle_shards", "-1"]),
         ({"shard_bytes": -5}, ["data.shard_bytes", "-5"]),
+        ({"epochs": -1}, ["data.epochs", "-1", "0 for data without end"]),
+        ({"epochs": 1.0}, ["data.epochs", "1.0", "an integer"]),
+        ({"accept_change": 5}, ["data.accept_change", "5", "a string"]),
+        ({"skip": [(5, 2**61)]}, ["data.skip", "[5, 2305843009213693952]"]),
+        ({"skip": "5"}, ["data.skip", "a list of pairs"]),
+        ({"stages": [{"at": 5}]}, ["data.stages", "[[data.stages]] tables"]),
+        ({"stages": [StageConfig(5, {"a": 1})]}, ["'a'", "the names are none"]),
         ({"sources": [{"name": "a"}]}, ["data.sources"]),
         ({"sources": [SourceConfig("a", "x"), SourceConfig("a", "y")]}, ["'a'", "more than once"]),
     ],

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import reference
-from tests.corpora import D60, D240, make_corpus
+from tests.corpora import D60, D240, make_corpus, make_sources
 from tests.reference import IGNORE
 from tests.resume import (
     Place,
@@ -21,11 +21,12 @@ from tests.resume import (
     check_chain,
     check_every_stop,
     check_steps,
+    expected_mix,
     expected_stream,
     is_padding,
     uninterrupted,
 )
-from tests.strategies import chains, cursors, document_lengths, places, seeds, shuffle_shards
+from tests.strategies import chains, cursors, document_lengths, places, seeds, shuffle_shards, skips
 from zephon_patches.errors import StateError
 from zephon_patches.store.reader import TokenStore
 
@@ -111,6 +112,76 @@ def test_law_2_a_finite_end_is_a_short_step_that_all_ranks_take(corpus, order, p
         assert run.cursor == behind
     assert run.step() == []
     assert rows == expected.rows(start, end)
+
+
+# --- laws 1 and 2 for mixtures, stages, skips and epochs ---
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    # 43, 25 and 3 samples: the last two wrap early, the smallest within a step.
+    return make_sources(tmp_path_factory.mktemp("made"), web=D60[:31], code=[9] * 20, a=[5, 5, 9])
+
+
+def weighted(draw: st.DrawFn, names: list[str]) -> dict[str, float]:
+    weight = st.sampled_from([0, 1, 2, 3, 0.1, 0.7, 1e-6, 12.5])
+    return draw(st.fixed_dictionaries(dict.fromkeys(names, weight)).filter(lambda of: any(of.values())))
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> dict:
+    """Settings of several sources: weights or none, stages, shuffling."""
+    names = ["web", "code", "a"]
+    starts = sorted(draw(st.sets(st.integers(1, 250), max_size=3)))
+    return {
+        "weights": weighted(draw, names) if draw(st.booleans()) else None,
+        "stages": [(at, weighted(draw, names)) for at in starts],
+        **draw(orders),
+    }
+
+
+@given(mixtures(), skips, chains(), st.integers(0, 120))
+@settings(max_examples=60)
+def test_any_mixture_with_stages_and_skips_is_the_reference_s_over_any_chain_of_resumes(
+    made, mixture, skip, links, start
+):
+    expected = expected_mix(made, **mixture)
+    build = builder(made, **mixture, skip=skip)
+    state = None
+    for place, steps in links:
+        run = Run(build, place)
+        run.load({**run.state(), "cursor": start} if state is None else state)
+        for _ in range(steps):
+            dealt, behind = reference.deal(run.cursor, place.batch, place.local, place.dp, skip=skip)
+            for rank, micro_batches in zip(run.step_by_rank(), dealt, strict=True):
+                assert rank == [expected[n] for rows in micro_batches for n in rows if n is not None]
+            assert run.cursor == behind
+        state = run.state()
+
+
+@given(orders, skips, st.integers(1, 4), places(), places(), st.integers(0, 8))
+@settings(max_examples=40)
+def test_epochs_of_several_sources_end_with_each_sample_as_often_as_it_should(
+    made, order, skip, epochs, place, other, stop
+):
+    expected = expected_mix(made, **order)
+    end = epochs * expected.epoch_samples
+    build = builder(made, **order, skip=skip, epochs=epochs)
+    run = Run(build, place)
+    rows: list = []
+    for _ in range(stop):
+        rows += run.step()
+    resumed = Run(build, other)
+    resumed.load(run.state())
+    left = resumed.loaders[0].steps_left(resumed.cursor)
+    steps = 0
+    while step := resumed.step():
+        rows += step
+        steps += 1
+    assert steps == left
+    assert rows == [expected[n] for n in range(end) if not any(a <= n < b for a, b in skip)]
+    if not skip:
+        assert Counter(Counter(rows).values()).keys() == {epochs}
 
 
 # --- law 3: once ---

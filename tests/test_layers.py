@@ -33,6 +33,7 @@ MAY_IMPORT_TORCH = {"loader", "titan"}
 MAY_IMPORT_TORCHTITAN = {"titan", "train"}
 ARITHMETIC = {"mapping", "order"}
 ARITHMETIC_IMPORTS = {
+    "bisect",
     "collections",
     "dataclasses",
     "fractions",

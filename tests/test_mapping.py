@@ -1,5 +1,7 @@
 """Law 2: which numbers a step takes, and which of them a rank gets."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,9 +9,11 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.resume import Place
-from tests.strategies import cursors, places
+from tests.strategies import cursors, places, skips
 from zephon_patches.errors import MappingError
 from zephon_patches.mapping import (
+    NO_SKIPS,
+    Skips,
     Topology,
     best_local_batch_size,
     check,
@@ -17,13 +21,16 @@ from zephon_patches.mapping import (
     next_cursor,
     numbers_of_rank,
     padded_batch_size,
+    steps_from,
+    steps_left,
 )
 
 
-def dealt(cursor: int, place: Place, end: int | None = None) -> list[list[list[int | None]]]:
+def dealt(cursor: int, place: Place, end: int | None = None, skips: Skips = NO_SKIPS) -> list[list[list[int | None]]]:
     """Numbers by rank, micro-batch and row, None for padding rows."""
+    step = next(steps_from(cursor, place.batch, end, skips))
     ranks = [
-        numbers_of_rank(cursor, place.batch, place.local, Topology(rank, place.dp), end) for rank in range(place.dp)
+        numbers_of_rank(step, place.batch, place.local, Topology(rank, place.dp), skips) for rank in range(place.dp)
     ]
     assert all(numbers.dtype == np.int64 for numbers in ranks)
     return [[[None if n < 0 else n for n in rows] for rows in numbers.tolist()] for numbers in ranks]
@@ -34,7 +41,10 @@ def flat(ranks: list[list[list[int | None]]]) -> list[int]:
 
 
 def test_the_worked_case_of_the_module():
-    assert dealt(70, Place(2, 2, 7)) == [[[70, 71], [72, None]], [[73, 74], [75, 76]]]
+    skips = Skips([(72, 75)])
+    assert dealt(70, Place(2, 2, 7), skips=skips) == [[[70, 71], [75, None]], [[76, 77], [78, 79]]]
+    assert next_cursor(70, 7, skips=skips) == 80
+    assert (skips.kept(70), skips.kept(77)) == (70, 74)
 
 
 @pytest.mark.parametrize("dp", range(1, 25))
@@ -129,4 +139,64 @@ def test_more_ranks_than_samples_are_refused_with_a_way_out():
 )
 def test_what_cannot_be_dealt_is_refused_by_name(batch, local, topology, text):
     with pytest.raises(MappingError, match=text):
-        numbers_of_rank(0, batch, local, topology)
+        numbers_of_rank((0, 1), batch, local, topology)
+
+
+# --- skips ---
+
+
+@given(skips)
+def test_skips_are_kept_as_the_fewest_intervals_that_cover_the_same_numbers(given_skips):
+    intervals = Skips(given_skips).intervals
+    covered = {n for start, stop in given_skips for n in range(start, stop)}
+    assert {n for start, stop in intervals for n in range(start, stop)} == covered
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(intervals))
+    assert all(start < stop for start, stop in intervals)
+
+
+@given(skips)
+def test_kept_numbers_are_those_that_no_skip_covers(given_skips):
+    kept = [n for n in range(400) if not any(start <= n < stop for start, stop in given_skips)]
+    of = Skips(given_skips)
+    assert of.numbers(np.arange(len(kept))).tolist() == kept
+    for n in range(400):
+        assert of.kept(n) == sum(k < n for k in kept)
+
+
+@given(skips, st.integers(0, 400))
+def test_the_part_of_skips_below_a_number(given_skips, number):
+    covered = {n for start, stop in given_skips for n in range(start, stop)}
+    below = Skips(given_skips).below(number)
+    assert {n for start, stop in below for n in range(start, stop)} == {n for n in covered if n < number}
+
+
+@given(skips, st.integers(0, 250), places(), st.none() | st.integers(0, 300))
+def test_a_step_takes_the_first_numbers_that_no_skip_covers(given_skips, cursor, place, left):
+    of, end = Skips(given_skips), None if left is None else cursor + left
+    for _ in range(3):
+        kept = range(cursor, cursor + 10**4 if end is None else end)
+        if not any(of.kept(n + 1) > of.kept(n) for n in kept[:1000]):
+            assert list(steps_from(cursor, place.batch, end, of)) == []
+            assert steps_left(cursor, place.batch, end, of) == 0
+            return
+        expected = reference.deal(cursor, place.batch, place.local, place.dp, end, given_skips)
+        behind = next_cursor(cursor, place.batch, end, of)
+        assert (dealt(cursor, place, end, of), behind) == expected
+        cursor = behind
+
+
+@given(skips, st.integers(0, 250), st.integers(1, 50), st.integers(0, 300))
+def test_steps_left_are_the_steps_until_the_end(given_skips, cursor, batch, left):
+    of, end, steps = Skips(given_skips), cursor + left, 0
+    expected = steps_left(cursor, batch, end, of)
+    assert len(list(steps_from(cursor, batch, end, of))) == expected
+    while steps_left(cursor, batch, end, of):
+        cursor, steps = next_cursor(cursor, batch, end, of), steps + 1
+        assert cursor <= end
+    assert steps == expected
+
+
+def test_far_skips_cost_no_more():
+    of = Skips([(10**15 + 3 * i, 10**15 + 3 * i + 1) for i in range(10**4)])
+    assert next_cursor(10**15, 4, skips=of) == 10**15 + 6
+    assert of.numbers(np.array([10**15 - 1, 10**15, 10**17])).tolist() == [10**15 - 1, 10**15 + 1, 10**17 + 10**4]

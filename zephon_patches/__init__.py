@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from zephon_patches.config import DataConfig, SourceConfig
+from zephon_patches.config import DataConfig, SourceConfig, StageConfig
 
 if TYPE_CHECKING:
     from zephon_patches.loader.build import build_evaluation_loader, build_loader
 
-__all__ = ["DataConfig", "SourceConfig", "build_evaluation_loader", "build_loader"]
+__all__ = ["DataConfig", "SourceConfig", "StageConfig", "build_evaluation_loader", "build_loader"]
 
 __version__ = "0.1.0"
 

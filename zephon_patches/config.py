@@ -5,6 +5,7 @@ nor torchtitan, so that tools can read a training config on a machine that has n
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from zephon_patches.errors import ConfigError
 
-__all__ = ["Data", "DataConfig", "SourceConfig", "data_config_from_table"]
+__all__ = ["Data", "DataConfig", "SourceConfig", "StageConfig", "data_config_from_table"]
 
 LoadingStrategy = Literal["stock", "zephon"]
 OnBadRecord = Literal["error", "skip"]
@@ -97,6 +98,12 @@ class SourceConfig:
     add_eos: bool | None = None
     """Whether EOS stands behind each document, once; as data.add_eos where not set. Of given token ids as add_bos"""
 
+    weight: float | None = None
+    """
+    Share of the samples, and so of the tokens, as a ratio to the other weights (0.7 and 0.3 are 7 and 3); 0 turns the
+    source off. All training sources have one or none has; then each counts by its size
+    """
+
     def __post_init__(self) -> None:
         _check_type("source: name", self.name, str)
         _check_type(f"source {self.name!r}: path", self.path, str)
@@ -130,6 +137,8 @@ class SourceConfig:
         for key in ("add_bos", "add_eos"):
             _check_flag(f"source {self.name!r}: {key}", getattr(self, key))
         _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)
+        if self.weight is not None:
+            _check_weight(f"source {self.name!r}: weight", self.weight)
 
     def _check_hub(self) -> None:
         on_hub = self.path.startswith(HUB)
@@ -155,6 +164,36 @@ class SourceConfig:
                 f"source {self.name!r}: split = {self.split!r}: expected the name of one split, such as 'train'; parts "
                 "and sums of splits are not read"
             )
+
+
+@dataclass
+class StageConfig:
+    """Another mixture from a sequence number on; in TOML, one ``[[data.stages]]`` table."""
+
+    at: int
+    """Number of the first sample that is drawn by these weights, above that of the stage before"""
+
+    weights: dict[str, float]
+    """Weight of each source by its name, in TOML { web = 0.7, code = 0.3 }; sources that are not named are off"""
+
+    def __post_init__(self) -> None:
+        _check_type("stage: at", self.at, int)
+        if not 0 < self.at <= MAX_NUMBER:
+            raise ConfigError(
+                f"stage: at = {self.at:,}: expected the number of a sample, 1 to {MAX_NUMBER:,}; the mixture from "
+                "sample 0 on is set by the sources' own weights"
+            )
+        if not isinstance(self.weights, Mapping) or not self.weights:
+            raise ConfigError(
+                f"stage at sample {self.at:,}: weights = {self.weights!r}: expected a weight for each source that is "
+                "on, as { web = 0.7, code = 0.3 }"
+            )
+        for name, weight in self.weights.items():
+            _check_weight(f"stage at sample {self.at:,}: weight of {name!r}", weight)
+        # The parser of arguments takes the type from the value, and then 0.5 could not stand where the file has 1.
+        self.weights = {name: float(w) if w <= 2**53 else w for name, w in self.weights.items()}
+        if not any(self.weights.values()):
+            raise ConfigError(f"stage at sample {self.at:,}: all weights are 0, so there is nothing to draw from")
 
 
 @dataclass
@@ -200,13 +239,38 @@ class DataConfig:
     "tokenizers" (for BPE ranks "tiktoken") elsewhere; one that is named and cannot serve is an error
     """
 
+    epochs: int = 0
+    """
+    Passes over all sources after which the data ends, each sample exactly so many times; 0 has no end. Goes with
+    sources that have no weights, since weighted ones end their passes at different places
+    """
+
+    skip: list[tuple[int, int]] = field(default_factory=list)
+    """
+    Samples that are never trained on, as pairs of sequence numbers [[a, b], ...]: a to b - 1 are left out, and no
+    other sample's number changes. May be added beyond the place that a checkpoint stands at
+    """
+
+    accept_change: str = ""
+    """
+    Fingerprint of a new order, from the error that refuses a checkpoint of another one: that checkpoint is gone on
+    from, with this order and no other
+    """
+
     sources: list[SourceConfig] = field(default_factory=list)
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
-    folder, glob, or hf://ORGANISATION/NAME), text_field ("text" by default) or token_field (of token ids) or processor
-    ("package.module:function"), on_bad_record ("error" or "skip"), add_bos and add_eos (where they differ from those of
-    [data]), and on the hub subset, split and revision. Without any, training.dataset and training.dataset_path are the
-    source
+    folder, glob, or hf://ORGANISATION/NAME), weight (its share of the samples; by size if none has one), text_field
+    ("text" by default) or token_field (of token ids) or processor ("package.module:function"), on_bad_record ("error"
+    or "skip"), add_bos and add_eos (where they differ from those of [data]), and on the hub subset, split and revision.
+    Without any, training.dataset and training.dataset_path are the source
+    """
+
+    stages: list[StageConfig] = field(default_factory=list)
+    """
+    Other mixtures later in the run, in TOML one [[data.stages]] table each, with the keys at (number of the first
+    sample) and weights (of the sources by name; those not named are off). May be appended beyond the place that a
+    checkpoint stands at
     """
 
     validation_sources: list[SourceConfig] = field(default_factory=list)
@@ -238,8 +302,20 @@ class DataConfig:
         for key in ("add_bos", "add_eos"):
             _check_flag(f"data.{key}", getattr(self, key))
         _check_choice("data.tokenizer_engine", self.tokenizer_engine, TokenizerEngine)
+        _check_type("data.epochs", self.epochs, int)
+        if self.epochs < 0:
+            raise ConfigError(f"data.epochs = {self.epochs}: expected 1 or more, or 0 for data without end")
+        self.skip = [_skip(interval) for interval in _as_list("data.skip", self.skip)]
+        _check_type("data.accept_change", self.accept_change, str)
         for key in _SOURCE_LISTS:
             _check_sources(key, getattr(self, key))
+        for source in self.validation_sources:
+            if source.weight is not None:
+                raise ConfigError(
+                    f"data.validation_sources: source {source.name!r} has a weight, but validation reads all sources "
+                    "by their size; leave it out"
+                )
+        self._check_mixture()
         paths = {source.name: source.path for source in self.sources}
         for source in self.validation_sources:
             if paths.get(source.name, source.path) != source.path:
@@ -247,6 +323,46 @@ class DataConfig:
                     f"data.validation_sources: the name {source.name!r} is that of a training source with another "
                     "path, and their stores would share a folder; give it another name"
                 )
+
+    @property
+    def sources_in_use(self) -> list[SourceConfig]:
+        """The sources that the order draws from at some time: those with a weight above 0, at first or in a stage."""
+        later = {name for stage in self.stages for name, weight in stage.weights.items() if weight}
+        return [source for source in self.sources if source.weight != 0 or source.name in later]
+
+    def _check_mixture(self) -> None:
+        """Checks weights, stages and epochs together."""
+        weights = {source.name: source.weight for source in self.sources}
+        without = [name for name, weight in weights.items() if weight is None]
+        if without and len(without) < len(weights):
+            raise ConfigError(
+                f"data.sources: {', '.join(map(repr, without))} without a weight, and others with one; give all of "
+                "them a weight (0 turns one off), or none, and each counts by its size"
+            )
+        if weights and not without and not any(weights.values()):
+            raise ConfigError("data.sources: all weights are 0, so there is nothing to draw from")
+        if not isinstance(self.stages, list) or not all(isinstance(stage, StageConfig) for stage in self.stages):
+            raise ConfigError("data.stages: expected a list of stages, in TOML [[data.stages]] tables")
+        before = 0
+        for stage in self.stages:
+            if stage.at <= before:
+                raise ConfigError(
+                    f"data.stages: at = {stage.at:,} follows {before:,}: expected each stage to start behind the one "
+                    "before"
+                )
+            before = stage.at
+            for name in stage.weights:
+                if name not in weights:
+                    raise ConfigError(
+                        f"data.stages: the stage at sample {stage.at:,} has a weight for {name!r}, and no "
+                        f"[[data.sources]] table has that name; the names are "
+                        f"{', '.join(map(repr, weights)) or 'none'}"
+                    )
+        if self.epochs and (self.stages or (weights and not without)):
+            raise ConfigError(
+                f"data.epochs = {self.epochs} goes with sources that have neither weights nor stages: with them the "
+                "sources end their epochs at different samples. Leave the weights out, or set training.steps"
+            )
 
 
 @dataclass
@@ -256,11 +372,13 @@ class Data(DataConfig):
 
     The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
     source's name, and that of its folder in the cache), path (file, folder or glob, or hf://ORGANISATION/NAME),
-    text_field (field or column with the text of a record; "text" by default) or token_field (with token ids) or
-    processor ("package.module:function" that makes texts of a record), on_bad_record ("error" or "skip"), add_bos
-    and add_eos (where they differ from those here), and on the hub subset, split and revision. An argument can
-    override them by number: --data.sources.0.path. Without any source, training.dataset and training.dataset_path
-    are the source. [[data.validation_sources]] likewise for validation.
+    weight (its share of the samples; by size if none has one), text_field (field or column with the text of a
+    record; "text" by default) or token_field (with token ids) or processor ("package.module:function" that makes
+    texts of a record), on_bad_record ("error" or "skip"), add_bos and add_eos (where they differ from those here),
+    and on the hub subset, split and revision. An argument can override them by number: --data.sources.0.path.
+    Without any source, training.dataset and training.dataset_path are the source. [[data.validation_sources]]
+    likewise for validation. Other mixtures later in the run are [[data.stages]] tables, with the keys at and
+    weights.
     """
 
     loading_strategy: LoadingStrategy = "stock"
@@ -280,6 +398,9 @@ class Data(DataConfig):
         _check_choice("data.loading_strategy", self.loading_strategy, LoadingStrategy)
 
 
+_TABLES: dict[str, type] = {**dict.fromkeys(_SOURCE_LISTS, SourceConfig), "stages": StageConfig}
+
+
 def data_config_from_table(table: Mapping[str, Any], where: str, cls: type[DataConfig] = DataConfig) -> DataConfig:
     """Builds the settings from a parsed ``[data]`` table.
 
@@ -293,14 +414,15 @@ def data_config_from_table(table: Mapping[str, Any], where: str, cls: type[DataC
             names the file, the place in it and the allowed keys.
     """
     values = dict(table)
-    for key in _SOURCE_LISTS:
+    for key, entry_cls in _TABLES.items():
         if key not in values:
             continue
         tables = values[key]
         if not isinstance(tables, list) or not all(isinstance(entry, Mapping) for entry in tables):
-            raise ConfigError(f"{where}: data.{key} must be written as [[data.{key}]] tables, one for each source")
+            what = "stage" if entry_cls is StageConfig else "source"
+            raise ConfigError(f"{where}: data.{key} must be written as [[data.{key}]] tables, one for each {what}")
         values[key] = [
-            _from_table(SourceConfig, entry, f"{where}: [[data.{key}]] number {number}")
+            _from_table(entry_cls, entry, f"{where}: [[data.{key}]] number {number}")
             for number, entry in enumerate(tables, start=1)
         ]
     config: DataConfig = _from_table(cls, values, f"{where}: [data]")
@@ -330,6 +452,30 @@ def _check_sources(key: str, sources: object) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"data.{key}: the name {name!r} is given more than once; each needs its own")
+
+
+def _check_weight(key: str, weight: object) -> None:
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < math.inf:
+        raise ConfigError(f"{key} = {weight!r}: expected a number, 0 (off) or more")
+
+
+def _as_list(key: str, value: object) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{key} = {value!r}: expected a list of pairs, as [[100, 200]]")
+    return list(value)
+
+
+def _skip(interval: object) -> tuple[int, int]:
+    """An interval of ``data.skip``."""
+    pair = tuple(interval) if isinstance(interval, list | tuple) else ()
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) for n in pair):
+        raise ConfigError(f"data.skip: {interval!r}: expected two sequence numbers, as [100, 200] for 100 to 199")
+    if not 0 <= pair[0] < pair[1] <= MAX_NUMBER:
+        raise ConfigError(
+            f"data.skip: [{pair[0]}, {pair[1]}]: expected the first number to skip and then the one behind the last, "
+            f"from 0 to {MAX_NUMBER:,}"
+        )
+    return pair
 
 
 def _check_type(key: str, value: object, expected: type) -> None:

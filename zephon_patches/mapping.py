@@ -1,16 +1,21 @@
 """Which sequence numbers a rank takes, in which micro-batch.
 
-The step that starts at cursor N takes the numbers ``[N, N + G)``; at a finite end the last step has
-fewer, K. Rank r of dp takes the part ``[floor(r*K/dp), floor((r+1)*K/dp))`` of them, in order, in
-micro-batches of ``local_batch_size`` rows. So any dp up to G works, also one that does not divide it;
-rows that are missing from the last micro-batch are padding rows, marked -1 here.
+The step that starts at cursor N takes the first G numbers >= N that no skip covers; without skips that is
+``[N, N + G)``. At a finite end the last step has fewer, K. Rank r of dp takes the part ``[floor(r*K/dp),
+floor((r+1)*K/dp))`` of them, in order, in micro-batches of ``local_batch_size`` rows. So any dp up to G works, also one
+that does not divide it; rows that are missing from the last micro-batch are padding rows, marked -1 here.
 
-Worked case, G = 7, dp = 2, micro-batches of 2 rows, N = 70::
+The numbers that no skip covers are the kept ones, and counting only those makes a step an interval: if ``kept`` of
+them lie below N, the step takes the kept numbers from number ``kept`` to ``kept + G``.
 
-    rank 0: 70 71 | 72 -1        rank 1: 73 74 | 75 76
+Worked case, G = 7, dp = 2, micro-batches of 2 rows, N = 70, and 72, 73 and 74 skipped. Of the kept numbers 70 to 76 are
+taken, which are the numbers 70, 71 and 75 to 79; then N = 80::
+
+    rank 0: 70 71 | 75 -1        rank 1: 76 77 | 78 79
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +23,8 @@ import numpy as np
 from zephon_patches.errors import MappingError
 
 __all__ = [
+    "NO_SKIPS",
+    "Skips",
     "Topology",
     "best_local_batch_size",
     "check",
@@ -27,7 +34,9 @@ __all__ = [
     "numbers_of_rank",
     "padded_batch_size",
     "part_of_rank",
+    "step_size",
     "steps_from",
+    "steps_left",
 ]
 
 
@@ -38,17 +47,80 @@ class Topology(NamedTuple):
     dp_size: int
 
 
+class Skips:
+    """Numbers that are left out.
+
+    Args:
+        intervals: Half-open, in any order; they may touch and overlap.
+
+    Attributes:
+        intervals: The same numbers in the fewest intervals, in order.
+    """
+
+    def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
+        merged: list[list[int]] = []
+        for start, stop in sorted(intervals):
+            if start >= stop:
+                continue
+            if merged and start <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], stop)
+            else:
+                merged.append([start, stop])
+        self.intervals = [(start, stop) for start, stop in merged]
+        self._starts = [start for start, _ in merged]
+        skipped = 0
+        self._kept = []  # kept numbers below each interval
+        for start, stop in merged:
+            self._kept.append(start - skipped)
+            skipped += stop - start
+        # What to add to the rank of a kept number to get the number, by the count of intervals before it.
+        shifts = [stop - kept for (_, stop), kept in zip(merged, self._kept, strict=True)]
+        self._shifts = np.array([0, *shifts], dtype=np.int64)
+        self._kept_array = np.array(self._kept, dtype=np.int64)
+
+    def kept(self, number: int) -> int:
+        """How many numbers below a number are kept."""
+        before = bisect_right(self._starts, number) - 1
+        if before < 0:
+            return number
+        return self._kept[before] + max(number - self.intervals[before][1], 0)
+
+    def numbers(self, kept: np.ndarray) -> np.ndarray:
+        """The kept numbers of given ranks among all kept ones.
+
+        Args:
+            kept: int64, at least 0, any shape.
+
+        Returns:
+            int64, the same shape.
+        """
+        if not self.intervals:
+            return kept
+        return kept + self._shifts[np.searchsorted(self._kept_array, kept, side="right")]
+
+    def below(self, number: int) -> list[tuple[int, int]]:
+        """The part of the intervals below a number."""
+        return [(start, min(stop, number)) for start, stop in self.intervals if start < number]
+
+
+NO_SKIPS = Skips()
+
+
 def numbers_of_rank(
-    cursor: int, global_batch_size: int, local_batch_size: int, topology: Topology, end: int | None = None
+    step: tuple[int, int],
+    global_batch_size: int,
+    local_batch_size: int,
+    topology: Topology,
+    skips: Skips = NO_SKIPS,
 ) -> np.ndarray:
     """Sequence numbers that one rank takes in one step.
 
     Args:
-        cursor: First number of the step.
+        step: As ``steps_from`` gives it, not empty.
         global_batch_size: In samples, at least ``dp_size``.
         local_batch_size: Rows of a micro-batch, at least 1.
         topology: Rank and size of the batch mesh.
-        end: The number at which the data ends, above ``cursor``; None if it does not.
+        skips: Numbers that are left out.
 
     Returns:
         int64, shape ``(micro_batches_per_step, local_batch_size)``; -1 marks a padding row.
@@ -57,11 +129,11 @@ def numbers_of_rank(
         MappingError: The batch cannot be dealt to this topology.
     """
     check(global_batch_size, local_batch_size, topology)
-    size = next_cursor(cursor, global_batch_size, end) - cursor
-    start, stop = part_of_rank(size, topology)
+    first, last = step
+    start, stop = part_of_rank(last - first, topology)
     rows = micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size) * local_batch_size
     numbers = np.full(rows, -1, dtype=np.int64)
-    numbers[: stop - start] = np.arange(cursor + start, cursor + stop, dtype=np.int64)
+    numbers[: stop - start] = skips.numbers(np.arange(first + start, first + stop, dtype=np.int64))
     return numbers.reshape(-1, local_batch_size)  # shape: (micro-batches, rows)
 
 
@@ -71,16 +143,43 @@ def part_of_rank(size: int, topology: Topology) -> tuple[int, int]:
     return rank * size // dp_size, (rank + 1) * size // dp_size
 
 
-def next_cursor(cursor: int, global_batch_size: int, end: int | None = None) -> int:
-    """The cursor after the step that starts at ``cursor``: the end itself where the data is finite."""
-    return cursor + global_batch_size if end is None else min(cursor + global_batch_size, end)
+def steps_from(
+    cursor: int, global_batch_size: int, end: int | None = None, skips: Skips = NO_SKIPS
+) -> Iterator[tuple[int, int]]:
+    """The steps from a cursor on, each a half-open interval of kept numbers.
+
+    Args:
+        cursor: Where the first step starts; it may lie in a skip.
+        global_batch_size: In samples, at least 1.
+        end: The number at which the data ends; None if it does not.
+        skips: Numbers that are left out; without any, the intervals are of sequence numbers.
+    """
+    start = skips.kept(cursor)
+    last = None if end is None else skips.kept(end)
+    while last is None or start < last:
+        stop = start + global_batch_size if last is None else min(start + global_batch_size, last)
+        yield start, stop
+        start = stop
 
 
-def steps_from(cursor: int, global_batch_size: int, end: int | None = None) -> Iterator[tuple[int, int]]:
-    """The half-open intervals of numbers of the steps from a cursor on."""
-    while end is None or cursor < end:
-        start, cursor = cursor, next_cursor(cursor, global_batch_size, end)
-        yield start, cursor
+def steps_left(cursor: int, global_batch_size: int, end: int, skips: Skips = NO_SKIPS) -> int:
+    """How many steps there are from a cursor to a finite end."""
+    return -(-max(skips.kept(end) - skips.kept(cursor), 0) // global_batch_size)
+
+
+def step_size(cursor: int, global_batch_size: int, end: int | None = None, skips: Skips = NO_SKIPS) -> int:
+    """Samples of the step that starts at ``cursor``: fewer than the batch at a finite end, 0 behind it."""
+    if end is None:
+        return global_batch_size
+    return max(min(global_batch_size, skips.kept(end) - skips.kept(cursor)), 0)
+
+
+def next_cursor(cursor: int, global_batch_size: int, end: int | None = None, skips: Skips = NO_SKIPS) -> int:
+    """The cursor after the step that starts at ``cursor``: behind its last number, or the end if it is a short one."""
+    if end is not None and step_size(cursor, global_batch_size, end, skips) < global_batch_size:
+        return end
+    last = np.array([skips.kept(cursor) + global_batch_size - 1], dtype=np.int64)
+    return int(skips.numbers(last)[0]) + 1
 
 
 def even_steps(num_samples: int, global_batch_size: int) -> Iterator[tuple[int, int]]:

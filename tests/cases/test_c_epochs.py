@@ -108,6 +108,17 @@ def test_the_tail_of_an_epoch_is_neither_lost_nor_padded_over(tmp_path):
         assert len(set(rows[epoch * 101 : (epoch + 1) * 101])) == 101
 
 
+def test_the_tail_of_a_number_of_epochs_comes_as_often(tmp_path):
+    """C08: the same data, eight epochs and then the end."""
+    corpus = make_corpus(tmp_path, [8] * 101, eos=False)
+    run = Run(builder(corpus, epochs=8), Place(4, 2, 9))
+    steps = []
+    while step := run.step():
+        steps.append(step)
+    assert [len(step) for step in steps] == [9] * 89 + [7]
+    assert Counter(Counter(row for step in steps for row in step).values()) == {8: 101}
+
+
 def test_the_tail_of_finite_data_comes_once(tmp_path):
     """C08: the same data, one epoch."""
     corpus = make_corpus(tmp_path, [8] * 101, eos=False)

@@ -119,6 +119,31 @@ def test_a_prepared_source_is_left_alone_and_an_interrupted_one_continued(corpus
 # --- shares, skipped records, lengths ---
 
 
+def mixture(corpus, *sources: str) -> Path:
+    """A config with these [[data.sources]] and no others."""
+    tables = "".join(f"[[data.sources]]\n{source}\n" for source in sources)
+    head = CONFIG[: CONFIG.index("[[data.sources]]")] + tables + "[model]" + CONFIG.partition("[model]")[2]
+    config = corpus.folder / "mixture.toml"
+    config.write_text(head.format(folder=corpus.folder))
+    return config
+
+
+def test_a_source_that_no_mixture_draws_from_is_not_prepared(corpus, capsys):
+    web = 'name = "web"\npath = "{folder}/texts"\nweight = 1'
+    off = 'name = "old"\npath = "{folder}/gone"\nweight = 0'
+    config = mixture(corpus, web, off)
+    assert prepare("--config", config) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("old: off (its weight is 0, and no stage draws from it), so it is not prepared\n")
+    assert [store.parent.name for store in stores_in(corpus.folder / "cache")] == ["web"]
+    # A stage turns it on again, and then it has to be there, before anything is built.
+    config.write_text(config.read_text().replace("shard_bytes = 900", "shard_bytes = 901"))
+    config.write_text(config.read_text() + "[[data.stages]]\nat = 100\nweights = {{ old = 1 }}\n".format())
+    assert prepare("--config", config) == 1
+    assert "source 'old': " in capsys.readouterr().err
+    assert len(stores_in(corpus.folder / "cache")) == 1
+
+
 def test_the_table_has_shares_of_the_training_tokens_longest_documents_and_what_was_skipped(corpus, capsys):
     write_jsonl(corpus.folder / "more" / "a.jsonl", [219])
     bad = corpus.folder / "more" / "b.jsonl"

@@ -1,22 +1,33 @@
 """The product as users run it: torchrun and gloo, checkpoints, another number of ranks.
 
 One run of 8 steps on 2 ranks is the reference. Its checkpoint of step 4 is resumed in other topologies; the
-samples of each step must be those of the reference, in order, and the losses within 1e-4 of its losses. The
-corpus has 83 samples and a step takes 12, so step 7 crosses into the second epoch.
+samples of each step must be those of the reference, in order, and the losses within 1e-4 of its losses. There are two
+sources, the smaller of which begins its second epoch in step 6; a stage turns the mixture in step 5, and samples are
+skipped in steps 3 and 5.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import corpora
+from tests.resume import expected_mix
 
 REPO = Path(__file__).parents[2]
 STEPS = 8
+WEIGHTS = {"web": 0.7, "code": 0.3}
+STAGE = (68, {"web": 0.4, "code": 0.6})
+SKIP = [(30, 40), (62, 65)]
+KEPT = [n for n in range(200) if not any(start <= n < stop for start, stop in SKIP)]
+# The numbers of each step, and the cursor behind it.
+NUMBERS = {step: KEPT[12 * (step - 1) : 12 * step] for step in range(1, STEPS + 1)}
+CURSORS = {step: {numbers[-1] + 1} for step, numbers in NUMBERS.items()}
 
 CONFIG = """
 [job]
@@ -24,9 +35,18 @@ dump_folder = "{folder}/reference"
 [data]
 loading_strategy = "zephon"
 cache_dir = "{folder}/cache"
+skip = [[30, 40], [62, 65]]
 [[data.sources]]
-name = "numbered"
-path = "{folder}/corpus"
+name = "web"
+path = "{folder}/texts/web"
+weight = 0.7
+[[data.sources]]
+name = "code"
+path = "{folder}/texts/code"
+weight = 0.3
+[[data.stages]]
+at = 68
+weights = {{ web = 0.4, code = 0.6 }}
 [model]
 name = "llama3"
 flavor = "debugmodel"
@@ -41,7 +61,7 @@ seq_len = 8
 steps = {steps}
 mixed_precision_param = "float32"
 dataset = "c4_test"
-dataset_path = "{folder}/corpus"
+dataset_path = "{folder}/texts/web"
 [checkpoint]
 enable = true
 interval = 2
@@ -129,8 +149,7 @@ def differences(run: Run, reference: Run) -> list[str]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("e2e")
-    corpora.write_jsonl(folder / "corpus" / "a.jsonl", corpora.D60)
-    corpora.write_tokenizer(folder / "tokenizer", corpora.D60)
+    corpora.make_sources(folder, web=corpora.D60, code=[9] * 20)
     (folder / "config.toml").write_text(CONFIG.format(folder=folder, steps=STEPS))
     return folder
 
@@ -140,9 +159,17 @@ def reference(folder):
     run = Run(folder, "reference", 2)
     assert run.status == 0, run.output
     assert sorted(run.steps) == list(range(1, STEPS + 1))
-    assert [run.cursors[step] for step in range(1, STEPS + 1)] == [{12 * step} for step in range(1, STEPS + 1)]
-    assert all(len(rows) == 12 for rows in run.steps.values())
+    assert run.cursors == CURSORS
+    made = corpora.Sources(folder, {"web": corpora.D60, "code": [9] * 20})
+    expected = expected_mix(made, weights=WEIGHTS, stages=[STAGE])
+    assert run.steps == {step: [digest(expected[n]) for n in numbers] for step, numbers in NUMBERS.items()}
     return run
+
+
+def digest(row) -> str:
+    """As the recording trainer's."""
+    content = np.array(row.inputs, np.int64).tobytes() + np.array(row.labels, np.int64).tobytes()
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def test_resuming_on_3_ranks_and_then_on_1_trains_on_the_same_samples(folder, reference):
@@ -150,7 +177,8 @@ def test_resuming_on_3_ranks_and_then_on_1_trains_on_the_same_samples(folder, re
     assert on_3.status == 0, on_3.output
     assert sorted(on_3.steps) == [5, 6]
     assert differences(on_3, reference) == []
-    assert "resume at sample 48" in on_3.output
+    assert "resume at sample 58 (epoch" in on_3.output
+    assert "mixture from sample 0 on: code 30 %, web 70 %; next from sample 68 on: code 60 %, web 40 %" in on_3.output
 
     # 5 rows do not divide the step's 12: 15 rows are read, 3 of them padding.
     on_1 = resume(folder, "on-1", on_3, 6, 1, "--training.local_batch_size", "5")
@@ -180,7 +208,7 @@ def test_two_samples_swapped_between_steps_are_noticed(folder, reference):
         "--training.steps",
         "6",
         train_file="tests.e2e.planted_train",
-        PLANT_SWAP="50,62",
+        PLANT_SWAP="59,75",
     )
     assert run.status == 0, run.output
     assert {"samples of step 5", "samples of step 6", "loss of step 5"} <= set(differences(run, reference))

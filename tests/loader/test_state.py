@@ -199,7 +199,9 @@ def test_a_whole_state_is_read():
         (whole() | {"cursor": None}, "cursor is None"),
         (whole() | {"cursor": True}, "cursor is True"),
         (whole() | {"cursor": 2**63}, "cursor is 9,223,372,036,854,775,808"),
-        (whole() | {"order": None}, "order is 'None', expected a JSON object"),
+        (whole() | {"cursor": 16**5000}, "cursor is an integer of 20,001 bits, expected 0 to"),
+        (whole() | {"cursor": [[]]}, "cursor is of type list"),
+        (whole() | {"order": None}, "order is None, expected a JSON object"),
         (whole() | {"order": whole()["order"][:-20]}, "the checkpoint is damaged"),
         (whole() | {"order": "[1]"}, "expected a JSON object"),
         (whole() | {"order": b"{}"}, "expected a JSON object"),
@@ -212,6 +214,40 @@ def test_a_whole_state_is_read():
 def test_what_is_no_whole_state_is_refused_by_what_was_found(state, text):
     with pytest.raises(StateError, match=text):
         read_state(state)
+
+
+def nested(depth, innermost="1"):
+    return '{"a":' * depth + innermost + "}" * depth
+
+
+@pytest.mark.parametrize("order", [nested(30), nested(900), nested(100_000), "[" * 100_000])
+def test_an_order_too_deep_to_be_shown_is_damage(order):
+    for text in (order, f'{{"format":1,"seed":{order}}}'):
+        with pytest.raises(StateError, match="expected a JSON object; the checkpoint is damaged"):
+            read_state({"cursor": 1, "order": text})
+
+
+def test_a_number_without_a_hash_is_damage():
+    with pytest.raises(StateError, match="has fingerprint none, but .* edited or damaged"):
+        read_state({"cursor": 1, "order": whole()["order"].replace('"seed":0', '"seed":1e999')})
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [None, "other", {}, [3], [{}], [{**ORDER["sources"][0], "name": ["web"]}], [{"name": "web", "data": "d"}]],
+)
+def test_sources_of_another_form_are_refused_also_with_a_right_fingerprint(sources):
+    order = {key: value for key, value in ORDER.items() if key != "sources"}
+    order |= {} if sources is None else {"sources": sources}
+    with pytest.raises(StateError, match="sources in the order is .* expected a list of objects with name, recipe"):
+        read_state({"cursor": 1, "order": describe_order(order, 1)})
+
+
+@pytest.mark.parametrize("key", [key for key in ORDER if key != "sources"])
+def test_a_setting_that_lacks_in_the_state_is_a_difference(key):
+    saved = json.loads(describe_order({k: v for k, v in ORDER.items() if k != key}, 12))
+    with pytest.raises(StateError, match=f"{key}.*: None in the checkpoint"):
+        check_order(saved, json.loads(describe_order(ORDER, 12)), 1)
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zephon_patches import mapping
 from zephon_patches.loader.collate import MicroBatchReader, Row
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import describe_order
 from zephon_patches.mapping import Topology
-from zephon_patches.order import permutation
+from zephon_patches.order import mixture, permutation
 from zephon_patches.order.global_order import GlobalOrder
 from zephon_patches.order.shuffle import SourceOrder
+from zephon_patches.order.stages import Stage
 
 SHARDS, SAMPLES = 10**5, 10**12
 PLACES = [0, 10**6, 10**12 - 1, 10**12, 10**15, 2**60 - 10**6]
+SOURCE = {"name": "big", "recipe": "none", "data": "none", "tokens": 2048 * SAMPLES, "samples": SAMPLES}
 MIB = 1 << 20
 
 
@@ -41,7 +44,7 @@ class PlacesOnly(MicroBatchReader):
 
 def big_loader() -> Loader:
     description = describe_order(
-        {"packing": "concat", "seed": 0, "seq_len": 2048, "sources": [{"name": "big"}], "tokenizer": "none"}, 1024
+        {"packing": "concat", "seed": 0, "seq_len": 2048, "sources": [SOURCE], "tokenizer": "none"}, 1024
     )
     return Loader(
         big_order(),
@@ -162,3 +165,77 @@ def test_a_small_index_hashes_no_more_far_on_than_at_the_start(hashed):
         order.locate(np.arange(cursor, cursor + 100, dtype=np.int64))
         costs.append(sum(hashed))
     assert costs[0] == costs[1] == 2 + 3000
+
+
+# --- 100 sources and 10 stages ---
+
+
+def mixed_order() -> GlobalOrder:
+    sources = [SourceOrder(f"{i}", np.full(1000, 10**6 + i, dtype=np.int64), 0, 256) for i in range(100)]
+    # From equal weights to ones of very different sizes, the last stage at 10^14.
+    stages = [
+        Stage(stage and 10 ** (5 + stage), tuple(1 + (7 * i + stage) ** stage for i in range(100)))
+        for stage in range(10)
+    ]
+    return GlobalOrder(sources, stages)
+
+
+MIXED_PLACES = [0, 10**5, 10**9 + 7, 10**14 - 500, 10**15, 2**60 - 10**6]
+
+
+@pytest.fixture
+def split(monkeypatch) -> list[int]:
+    """The number of draws in each call that sends draws of a node left or right."""
+    counts: list[int] = []
+    real = mixture._split
+
+    def counting(node: Any, first: int, draws: np.ndarray) -> Any:
+        counts.append(draws.size)
+        return real(node, first, draws)
+
+    monkeypatch.setattr(mixture, "_split", counting)
+    return counts
+
+
+def test_a_mixture_costs_the_same_anywhere(hashed, split):
+    order = mixed_order()
+    costs = {}
+    for place in MIXED_PLACES:
+        hashed.clear(), split.clear()
+        order.locate(np.arange(place, place + 1000, dtype=np.int64))
+        costs[place] = (len(split), sum(split), sum(hashed))
+    for nodes, draws, values in costs.values():
+        assert nodes <= 2 * 99  # each node once in a stage, and at most two stages
+        assert draws <= 1000 * 20  # a tree of 100 sources is about 7 high; uneven weights make it uneven
+        # A table of the shards for each source, and for each number its rounds, fewer than 4 times on average.
+        assert values <= 100 * 1000 * 2 + 4 * permutation.ROUNDS * 1000 + 100 * 2 * permutation.ROUNDS
+
+
+def test_asking_a_mixture_for_counts_and_for_the_way_back_hashes_one_epoch_at_most(hashed, split):
+    order = mixed_order()
+    for place in MIXED_PLACES:
+        hashed.clear()
+        order.epochs_at(place)
+        assert hashed == []
+        (source,), (epoch,), (shard,), (sample,) = order.locate(np.array([place], dtype=np.int64))
+        hashed.clear()
+        assert order.number(int(source), int(epoch), int(shard), int(sample)) == place
+        assert sum(hashed) < 1000 + 100 * permutation.ROUNDS
+
+
+def test_memory_of_a_mixture_is_the_same_at_the_start_and_far_on():
+    def at(place: int) -> int:
+        order = mixed_order()
+        return peak_of(lambda: order.locate(np.arange(place, place + 2048, dtype=np.int64)))
+
+    at(0)
+    peaks = [at(place) for place in (10**5, 10**9, 10**13, 10**15)]
+    assert max(peaks) < 8 * MIB
+    assert max(peaks) < 1.5 * min(peaks)
+
+
+def test_skips_and_steps_cost_the_same_anywhere():
+    skips = mapping.Skips([(10**k, 10**k + 5) for k in range(3, 17)])
+    for place in MIXED_PLACES:
+        assert peak_of(lambda place=place: mapping.next_cursor(place, 1024, skips=skips)) < MIB
+        assert peak_of(lambda place=place: mapping.steps_left(place, 1024, 2**60, skips)) < MIB

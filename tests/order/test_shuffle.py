@@ -113,3 +113,12 @@ def test_small_integer_types_of_sizes_do_not_overflow():
     assert ((shards >= 0) & (shards < 1000)).all()
     assert ((samples >= 0) & (samples < 2**31 - 1)).all()
     assert len(set(zip(shards.tolist(), samples.tolist(), strict=True))) == 4
+
+
+@given(samples_per_shard, seeds, shuffle_shards, st.integers(0, 5))
+def test_the_place_of_each_sample_is_the_one_where_it_is_found(sizes, seed, group, epoch):
+    order = SourceOrder("web", np.array(sizes, dtype=np.int64), seed, group)
+    positions = np.arange(order.num_samples, dtype=np.int64)
+    shards, samples = order.locate(np.full_like(positions, epoch), positions)
+    found = [order.position(epoch, *place) for place in zip(shards.tolist(), samples.tolist(), strict=True)]
+    assert found == positions.tolist()

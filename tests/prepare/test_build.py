@@ -490,7 +490,7 @@ def test_files_with_other_times_start_an_unfinished_build_anew(mixed, reference,
     os.utime(path, ns=(1, 1))
     with caplog.at_level(logging.INFO):
         assert contents(open_store(mixed).folder) == reference(mixed)
-    assert "its files changed since the build began, which starts anew" in caplog.text
+    assert "its files changed since the build began; the build starts anew" in caplog.text
     assert store_folder(mixed) == folder
 
 

@@ -306,10 +306,22 @@ def test_texts_edited_in_mid_build_end_the_builders_and_the_next_start_is_right(
     output = new.communicate(timeout=60)[0]
     assert new.returncode == 0, output
     assert "waiting for the builders at work on it, who read its files with other times" in output
-    assert "its files changed since the build began, which starts anew" in output
+    assert "its files changed since the build began; the build starts anew" in output
     folder = store_folder(mixed)
     assert contents(folder) == contents(open_store(mixed, cache="whole").folder)
     assert left_in(folder) == ["plan.lock"]
+
+
+@pytest.mark.parametrize("damage", [None, b"{"])
+def test_a_plan_that_is_lost_under_builders_is_an_error_and_no_wait_for_ever(mixed, damage):
+    first = builder_of(mixed)
+    with first.at_work():
+        (first.folder / "plan.json").unlink()
+        if damage is not None:
+            (first.folder / "plan.json").write_bytes(damage)
+        with pytest.raises(StoreError, match="the plan was damaged or removed under the builders at work; stop them"):
+            open_store(mixed)
+    assert open_store(mixed).num_documents == 60
 
 
 def test_a_dead_builder_does_not_keep_its_plan(mixed):

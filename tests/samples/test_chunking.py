@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reference
-from zephon_patches.samples.chunking import num_samples, span
+from zephon_patches.samples.chunking import num_samples, samples_with, span
 
 seq_lens = st.integers(1, 20)
 
@@ -60,3 +60,13 @@ def test_offsets_beyond_32_bits_are_exact():
 
 def test_32_bit_token_counts_do_not_overflow():
     assert num_samples(np.array([2**31 - 1], dtype=np.int32), 1).tolist() == [2**31 - 2]
+
+
+@given(st.integers(0, 60), st.integers(1, 12), st.data())
+def test_the_samples_of_a_document_are_those_that_hold_one_of_its_tokens(tokens, seq_len, data):
+    start = data.draw(st.integers(0, tokens))
+    stop = data.draw(st.integers(start, tokens))
+    number = int(num_samples(np.int64(tokens), seq_len))
+    held = [set(range(*span(sample, seq_len, tokens))) for sample in range(number)]
+    expected = [sample for sample, inside in enumerate(held) if inside & set(range(start, stop))]
+    assert list(samples_with(start, stop, seq_len, tokens)) == expected

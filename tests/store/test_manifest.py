@@ -1,7 +1,9 @@
 """The file that closes a store: what it keeps, and what becomes of a damaged or foreign one."""
 
+import contextlib
 import json
 import random
+import sys
 
 import pytest
 
@@ -113,3 +115,24 @@ def test_any_flipped_bytes_give_a_store_error_or_the_same_content(tmp_path):
         else:
             assert found == MANIFEST
     assert refused > 2000  # the test does damage
+
+
+@pytest.mark.parametrize("place", ["recipe", "files", "shards", "documents", "ranges", "skipped", "bin"])
+def test_a_value_of_any_depth_is_a_store_error(tmp_path, place):
+    """Near the limit of the interpreter a value can be parsed, but not hashed or shown in a message."""
+    content = json.loads(MANIFEST.to_json())
+    del content["hash"]
+    limit = sys.getrecursionlimit()
+    for depth in (*range(2, limit, 7), *range(limit - 30, limit + 10)):
+        deep = "[" * depth + "]" * depth
+        sys.setrecursionlimit(20_000)
+        try:
+            value = json.loads(deep)
+            shard = {**content["shards"][0], place: value}
+            in_shard = place in ("ranges", "skipped", "bin")
+            data = signed({**content, **({"shards": [shard]} if in_shard else {place: value})})
+        finally:
+            sys.setrecursionlimit(limit)
+        with contextlib.suppress(StoreError):
+            Manifest.read(write(tmp_path, data))
+            pytest.fail(f"{place} of depth {depth} was taken")

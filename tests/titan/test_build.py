@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import corpora
-from tests.corpora import D60, make_corpus, words, write_tokenizer
-from tests.resume import expected_stream, is_padding, rows_of
+from tests.corpora import D60, make_corpus, make_sources, words, write_tokenizer
+from tests.resume import expected_mix, expected_stream, is_padding, rows_of
 from tests.titan.jobs import BATCH, SEQ_LEN, changed, job
 from torchtitan.config import ConfigManager, JobConfig
 from torchtitan.hf_datasets import DatasetConfig, text_datasets
@@ -328,12 +328,15 @@ def test_validation_without_a_source_of_its_own_takes_the_registry_s(corpus):
         validation(config)
 
 
-def test_several_sources_are_refused_for_validation_too(corpus):
-    config = validating(corpus, -1)
-    config.data.validation_sources = [SourceConfig("a", "x"), SourceConfig("b", "y")]
-    with pytest.raises(ConfigError) as caught:
-        validation(config)
-    assert "data.validation_sources: found 2 sources, expected one" in str(caught.value)
+def test_several_sources_of_validation_are_read_by_size_all_of_them(corpus, tmp_path):
+    made = make_sources(tmp_path, web=D60, code=[9] * 20)
+    config = validating(corpus, -1, model__hf_assets_path=str(made.tokenizer))
+    config.data.validation_sources = made.sources()
+    config.data.skip = [(0, 50)]  # of training
+    expected = expected_mix(made)
+    passes = [[rows_of(item) for item in validation(config, 3, rank)] for rank in range(3)]
+    rows = [row for step in zip(*passes, strict=True) for batch in step for row in batch if not is_padding(row)]
+    assert rows == expected.rows(0, expected.epoch_samples)
 
 
 # --- workers ---

@@ -21,9 +21,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from tests.corpora import D60, Corpus, make_corpus, write_jsonl
+from tests.corpora import D60, Corpus, make_corpus, make_sources, write_jsonl
 from tests.reference import Sample
-from tests.resume import expected_stream
+from tests.resume import expected_mix, expected_stream
 from tests.titan.jobs import BATCH, SEQ_LEN, FakeTrainer, Metrics, changed, job
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.validate import Validator
@@ -31,7 +31,7 @@ from torchtitan.config import JobConfig
 from torchtitan.distributed import ParallelDims, utils
 from torchtitan.hf_datasets.text_datasets import build_text_dataloader
 from torchtitan.protocols import BaseStateDictAdapter
-from zephon_patches import SourceConfig
+from zephon_patches import SourceConfig, StageConfig
 from zephon_patches.errors import LoaderError, StateError, StoreError, ZephonError
 from zephon_patches.keys import canonical_json, fingerprint
 from zephon_patches.loader.state import CURSOR, ORDER
@@ -801,6 +801,41 @@ def test_upstreams_validator_reads_what_it_counts_and_the_mean_is_that_of_the_ba
         means.append(loss_sum(model(inputs), labels).item() / int((labels != -100).sum()))
     assert metrics.validation_losses == [pytest.approx(sum(means) / 3, rel=1e-5)]
     assert metrics.ntokens_since_last_log == 3 * 5 * SEQ_LEN
+
+
+# --- changes of the order ---
+
+
+def test_a_changed_mixture_goes_on_by_a_stage_or_by_its_fingerprint_and_tokens_count_what_was_delivered(tmp_path):
+    made = make_sources(tmp_path, web=D60, code=[9] * 20)
+
+    def mixed(weights: dict, *stages: StageConfig, **settings: Any) -> JobConfig:
+        config = job(make_corpus(tmp_path / "any", [1]), tmp_path / "run", data__sources=made.sources(weights))
+        return changed(config, model__hf_assets_path=str(made.tokenizer), data__stages=list(stages), **settings)
+
+    before, after = {"web": 0.5, "code": 0.5}, {"web": 0.9, "code": 0.1}
+    skip = {"data__skip": [(40, 50)]}
+    FakeTrainer(mixed(before)).load().train(STEPS)
+    with pytest.raises(StateError) as caught:
+        FakeTrainer(mixed(after)).load()
+    text = str(caught.value)
+    assert "step-3: the state at sample 36 counts in another order of data" in text
+    new = text.partition('data.accept_change = "')[2][:16]
+
+    by_stage = FakeTrainer(mixed(before, StageConfig(36, after), **skip)).load()
+    stages = [(SAVED, after)]
+    expected = expected_mix(made, weights=before, stages=stages)
+    assert by_stage.train(1) == expected.rows(36, 40) + expected.rows(50, 58)
+    assert by_stage.ntokens_seen == 48 * SEQ_LEN, "what is skipped is not seen"
+    shutil.rmtree(tmp_path / "run" / "checkpoint" / "step-4")
+
+    accepted = FakeTrainer(mixed(after, data__accept_change=new)).load()
+    assert accepted.train(1) == expected_mix(made, weights=after).rows(36, 48)
+    again = FakeTrainer(mixed(after)).load()
+    assert again.step == 4
+    (change,) = json.loads(again.dataloader.state_dict()[ORDER])["changes"]
+    assert change["at"] == SAVED
+    assert again.train(1) == expected_mix(made, weights=after).rows(48, 60)
 
 
 # --- global random state ---

@@ -22,7 +22,15 @@ import numpy as np
 from zephon_patches.cli.table import aligned
 from zephon_patches.config import HUB, Data, DataConfig, SourceConfig, TokenizerEngine, data_config_from_table
 from zephon_patches.errors import ConfigError, StoreError
-from zephon_patches.prepare.build import Building, Outlook, build_part, look_at, open_or_build, tokenizer_for
+from zephon_patches.prepare.build import (
+    Building,
+    Outlook,
+    build_part,
+    check_input,
+    look_at,
+    open_or_build,
+    tokenizer_for,
+)
 from zephon_patches.prepare.builder import Part
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.tokenizers import TextTokenizer
@@ -108,17 +116,23 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--workers {workers}: expected at least 1")
     part = None if arguments.part is None else _part(arguments.part)
     encoder = TextTokenizer(tokenizer, data.tokenizer_engine, arguments.exact)
-    sources = [*data.sources, *data.validation_sources]
+    trained = data.sources_in_use
+    for source in data.sources:
+        if source not in trained:
+            print(f"{source.name}: off (its weight is 0, and no stage draws from it), so it is not prepared")
+    sources = [*trained, *data.validation_sources]
     if arguments.engine == "ray":  # whose tasks run in another folder
         sources = [s if s.path.startswith(HUB) else replace(s, path=os.path.abspath(s.path)) for s in sources]
     inputs = [make_input(source) for source in sources]
-    roles = ["training"] * len(data.sources) + ["validation"] * len(data.validation_sources)
+    roles = ["training"] * len(trained) + ["validation"] * len(data.validation_sources)
     encoders = [tokenizer_for(files, data, encoder) for files in inputs]
     where = data.cache_dir, data.shard_bytes
     if arguments.dry_run:
         outlooks = [look_at(files, ends, *where) for files, ends in zip(inputs, encoders, strict=True)]
         print(_plan_table([source.name for source in sources], outlooks))
         return 0
+    for files, ends in zip(inputs, encoders, strict=True):  # before the first one is built
+        check_input(files, ends, *where)
     building = Building(workers=workers, on_ray=arguments.engine == "ray")
     stores: list[tuple[str, str, TokenStore]] = []
     for source, role, files, ends in zip(sources, roles, inputs, encoders, strict=True):

@@ -1,22 +1,24 @@
 """Builds loaders: opens the stores, or makes them first, and lays the global order over them."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zephon_patches import mapping
-from zephon_patches.config import DataConfig
+from zephon_patches.config import MAX_NUMBER, DataConfig
 from zephon_patches.errors import ConfigError, InputError
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.evaluation import EvaluationLoader
 from zephon_patches.loader.loader import Loader
-from zephon_patches.loader.state import describe_order
+from zephon_patches.loader.state import describe_order, describe_stages
 from zephon_patches.loader.workers import Delivery
-from zephon_patches.mapping import Topology
+from zephon_patches.mapping import Skips, Topology
 from zephon_patches.order.global_order import GlobalOrder
+from zephon_patches.order.mixture import exact_weights
 from zephon_patches.order.shuffle import SourceOrder
-from zephon_patches.prepare.build import Building, open_or_build, tokenizer_for
+from zephon_patches.order.stages import Stage
+from zephon_patches.prepare.build import Building, check_input, open_or_build, tokenizer_for
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.shards import Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
@@ -28,6 +30,9 @@ __all__ = ["build_evaluation_loader", "build_loader"]
 # Seconds that other ranks leave to rank 0 to start building, so that the bar is where people look. Of each further
 # machine, one rank joins in then; it tokenizes with threads on all the machine's cores.
 _PATIENCE = 3.0
+
+# Sources of a mixture that the log names.
+_LISTED = 8
 
 
 def build_loader(
@@ -58,12 +63,12 @@ def build_loader(
         dp_rank: Rank in the batch mesh; TP, PP and CP peers have the same.
         dp_size: Size of the batch mesh.
         num_workers: Worker processes that read ahead; 0 reads in the calling process.
-        infinite: Goes on with epoch after epoch; otherwise ends after one.
+        infinite: Goes on with epoch after epoch; otherwise ends after one. ``config.epochs`` wins over both.
         prefetch_factor, persistent_workers, pin_memory, multiprocessing_context: See ``Delivery``.
-        inputs: Read in place of ``config.sources``.
+        inputs: Read in place of ``config.sources``, each counted by its size.
 
     Raises:
-        ConfigError: A setting is out of range.
+        ConfigError: A setting is out of range, or sources with weights should end.
         InputError: A file, a record or the tokenizer cannot be used.
         MappingError: There are more ranks than samples in a global batch.
         StoreError: A store is damaged, or cannot be built here.
@@ -74,7 +79,20 @@ def build_loader(
     topology = Topology(_whole("dp_rank", dp_rank), _whole("dp_size", dp_size))
     mapping.check(global_batch_size, local_batch_size, topology)  # before hours of tokenizing
     delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
-    order, reader, description = _open(config, tokenizer, seq_len, dp_rank, inputs)
+    mixtures = None if inputs is not None else _mixtures(config)
+    epochs = config.epochs or (0 if infinite else 1)
+    if epochs and mixtures is not None:
+        raise ConfigError(
+            "infinite = False goes with sources that have neither weights nor stages: with them the sources end their "
+            "epochs at different samples"
+        )
+    order, reader, description, stages = _open(config, tokenizer, seq_len, dp_rank, inputs, mixtures)
+    skips = Skips(config.skip)
+    if skips.intervals:
+        description["skip"] = [list(interval) for interval in skips.intervals]
+    end = order.end(epochs) if epochs else None
+    if end is not None and end > MAX_NUMBER:
+        raise ConfigError(f"data.epochs = {epochs:,}: {end:,} samples, and an order has at most {MAX_NUMBER:,}")
     return Loader(
         order,
         reader,
@@ -82,7 +100,10 @@ def build_loader(
         global_batch_size=global_batch_size,
         local_batch_size=local_batch_size,
         topology=topology,
-        end=None if infinite else order.end(epochs=1),
+        end=end,
+        skips=skips,
+        mixtures=[(at, _in_words(weights)) for at, weights in stages],
+        accept_change=config.accept_change,
         delivery=delivery,
     )
 
@@ -105,6 +126,8 @@ def build_evaluation_loader(
 ) -> EvaluationLoader:
     """Builds a loader whose every pass reads the same samples, from number 0, and that holds no state.
 
+    It reads all sources, each counted by its size; their weights, stages and skips are of training.
+
     Args:
         local_batch_size: Rows of a batch on one rank.
         num_batches: Batches of a pass; None reads every sample once, with as many batches on each rank.
@@ -117,7 +140,7 @@ def build_evaluation_loader(
     if num_batches is not None and _whole("num_batches", num_batches) < 1:
         raise ConfigError(f"num_batches = {num_batches}: expected at least 1, or None for every sample")
     delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
-    order, reader, description = _open(config, tokenizer, seq_len, dp_rank, inputs)
+    order, reader, description, _ = _open(config, tokenizer, seq_len, dp_rank, inputs, None)
     return EvaluationLoader(
         order,
         reader,
@@ -140,35 +163,44 @@ def _whole(name: str, value: Any) -> int:
     return operator.index(value)
 
 
+# What is drawn from, from a number on: the weights by name, or None for the sources' sizes.
+_Mixtures = list[tuple[int, Mapping[str, float] | None]]
+
+
+def _mixtures(config: DataConfig) -> _Mixtures | None:
+    """The mixtures that the settings ask for; None if they ask for none."""
+    weights = {source.name: source.weight for source in config.sources if source.weight is not None}
+    if not weights and not config.stages:
+        return None
+    return [(0, weights or None), *((stage.at, stage.weights) for stage in config.stages)]
+
+
 def _open(
     config: DataConfig,
     tokenizer: str | Path | TextTokenizer,
     seq_len: int,
     dp_rank: int,
     inputs: Sequence[Input] | None,
-) -> tuple[GlobalOrder, MicroBatchReader, dict[str, Any]]:
-    """The order, a reader of its rows, and the order's description."""
+    mixtures: _Mixtures | None,
+) -> tuple[GlobalOrder, MicroBatchReader, dict[str, Any], list[tuple[int, dict[str, int]]]]:
+    """The order, a reader of its rows, the order's description, and its stages, empty where there is but one source."""
     if seq_len < 1:
         raise ConfigError(f"seq_len = {seq_len}: expected at least 1")
     if inputs is None:
-        inputs = [make_input(source) for source in config.sources]
-    if len(inputs) != 1:
-        raise ConfigError(
-            f"data.sources: found {len(inputs)} sources, expected one; give one [[data.sources]] table whose path "
-            "is a folder or a glob over all files"
-        )
+        inputs = [make_input(source) for source in config.sources_in_use]
+    if not inputs:
+        raise ConfigError("data.sources: no source; give a [[data.sources]] table with name and path")
+    # By name, so that the order of the tables in the file has no say.
+    inputs = sorted(inputs, key=lambda source: source.name)
     encoder = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer, config.tokenizer_engine)
+    encoders = [tokenizer_for(source, config, encoder) for source in inputs]
+    for source, ends in zip(inputs, encoders, strict=True):  # before hours of tokenizing the first of them
+        check_input(source, ends, config.cache_dir, config.shard_bytes)
     patience = 0.0 if dp_rank == 0 else _PATIENCE
+    building = Building(one_per_machine=True, max_minutes=config.max_build_minutes)
     stores = [
-        open_or_build(
-            source,
-            tokenizer_for(source, config, encoder),
-            config.cache_dir,
-            config.shard_bytes,
-            patience,
-            Building(one_per_machine=True, max_minutes=config.max_build_minutes),
-        )
-        for source in inputs
+        open_or_build(source, ends, config.cache_dir, config.shard_bytes, patience, building)
+        for source, ends in zip(inputs, encoders, strict=True)
     ]
     orders, described = [], []
     for source, store in zip(inputs, stores, strict=True):
@@ -189,7 +221,34 @@ def _open(
         "sources": described,
         "tokenizer": encoder.identity,
     }
-    return GlobalOrder(orders), MicroBatchReader(stores, seq_len), description
+    stages = _exact_stages(mixtures or [(0, None)], {order.name: order.num_samples for order in orders})
+    order = GlobalOrder(orders, [Stage(at, tuple(weights.values())) for at, weights in stages] if mixtures else None)
+    if len(orders) == len(stages) == 1:
+        stages = []
+    else:
+        description["stages"] = describe_stages(stages)
+        for entry in described:
+            if since := next(at for at, weights in stages if weights[entry["name"]]):
+                entry["since"] = since
+    return order, MicroBatchReader(stores, seq_len), description, stages
+
+
+def _exact_stages(mixtures: _Mixtures, sizes: Mapping[str, int]) -> list[tuple[int, dict[str, int]]]:
+    """The whole weights of each stage, by source in the order of ``sizes``; 0 is off."""
+    stages = []
+    for at, weights in mixtures:
+        exact = exact_weights([weights.get(name, 0) for name in sizes] if weights is not None else [*sizes.values()])
+        stages.append((at, dict(zip(sizes, exact, strict=True))))
+    return stages
+
+
+def _in_words(weights: Mapping[str, int]) -> str:
+    """The shares of a mixture, of many sources the largest ones."""
+    total = sum(weights.values())
+    on = [(name, weight) for name, weight in weights.items() if weight]
+    listed = on if len(on) <= _LISTED else sorted(on, key=lambda entry: -entry[1])[:_LISTED]
+    shares = ", ".join(f"{name} {100 * weight / total:.4g} %" for name, weight in listed)
+    return shares if len(on) == len(listed) else f"{shares} and {len(on) - len(listed)} smaller ones"
 
 
 def _describe_source(source: Input, store: TokenStore, samples: int) -> dict[str, Any]:

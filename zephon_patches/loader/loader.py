@@ -6,6 +6,7 @@ An iterable of micro-batches whose whole state is the cursor. It works with any 
 
 import json
 import logging
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,14 +15,17 @@ from zephon_patches.config import MAX_NUMBER
 from zephon_patches.errors import LoaderError, StateError
 from zephon_patches.loader.collate import Item, MicroBatchReader, Row
 from zephon_patches.loader.plan import plan_rows
-from zephon_patches.loader.state import CURSOR, ORDER, check_order, read_state
+from zephon_patches.loader.state import CURSOR, ORDER, accepted_change, check_order, read_state, with_changes
 from zephon_patches.loader.workers import Delivery, ItemReader
-from zephon_patches.mapping import Topology
+from zephon_patches.mapping import NO_SKIPS, Skips, Topology
 from zephon_patches.order.global_order import GlobalOrder
 
 __all__ = ["Loader"]
 
 logger = logging.getLogger(__name__)
+
+# Sources that a log line names.
+_LISTED = 8
 
 
 class Loader:
@@ -41,6 +45,9 @@ class Loader:
         local_batch_size: Rows of a micro-batch.
         topology: This rank's place.
         end: Number at which the data ends; None if it does not.
+        skips: Numbers that are left out.
+        mixtures: For each stage its first number and its weights in words, for the log.
+        accept_change: Fingerprint of the order with which a state of another one may be loaded.
         delivery: Read here, or by worker processes.
 
     Attributes:
@@ -61,6 +68,9 @@ class Loader:
         local_batch_size: int,
         topology: Topology,
         end: int | None,
+        skips: Skips = NO_SKIPS,
+        mixtures: Sequence[tuple[int, str]] = (),
+        accept_change: str = "",
         delivery: Delivery = Delivery(),  # noqa: B008  (frozen)
     ) -> None:
         mapping.check(global_batch_size, local_batch_size, topology)
@@ -74,6 +84,10 @@ class Loader:
         self._order = order
         self._reader = reader
         self._description = description
+        self._state_order = description  # with what was accepted on the way
+        self._skips = skips
+        self._mixtures = mixtures
+        self._accept_change = accept_change
         self.end = end
         self._cursor = 0
         self._delivered = 0  # micro-batches of the step that starts at the cursor
@@ -99,6 +113,12 @@ class Loader:
         """Rows of this rank in the last completed step, without padding rows; 0 only in a short last step."""
         return self._rows_in_last_step
 
+    def steps_left(self, cursor: int) -> int | None:
+        """Steps from a cursor to the end of the data, at the present global batch; None if it has no end."""
+        if self.end is None:
+            return None
+        return mapping.steps_left(cursor, self.global_batch_size, self.end, self._skips)
+
     def seek(self, cursor: int) -> None:
         """Starts at a sequence number; takes effect at the next item, as a load does.
 
@@ -115,7 +135,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the last completed step: plain, immutable values, the same on every rank."""
-        return {CURSOR: self._cursor, ORDER: self._description}
+        return {CURSOR: self._cursor, ORDER: self._state_order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Moves the cursor, forwards or backwards; items fetched ahead are dropped.
@@ -123,15 +143,23 @@ class Loader:
         Raises:
             StateError: It is no whole state, or it counts in another order of data.
         """
-        cursor, saved = self.check_state(state_dict)
-        present = json.loads(self._description)
+        cursor, saved, lines = self._compare(state_dict)
         self.seek(cursor)
         self.restored = True
-        places = ", ".join(
-            f"epoch {epoch:,}, sample {position:,} of {size:,} of source {source['name']!r}"
-            for source, (epoch, position, size) in zip(present["sources"], self._order.epochs_at(cursor), strict=True)
-        )
-        logger.info("data: resume at sample %s (%s)", f"{cursor:,}", places)
+        changes = saved.get("changes", [])
+        if lines:
+            changes = [*changes, accepted_change(saved, cursor, lines)]
+            logger.warning(
+                "data: data.accept_change: from sample %s on the order is another one, so samples may repeat or be "
+                "missed. What has changed: %s",
+                f"{cursor:,}",
+                "; ".join(lines),
+            )
+        elif self._accept_change:
+            logger.info("data: data.accept_change has nothing to accept any more, and can be removed")
+        self._state_order = with_changes(self._description, changes)
+        logger.info("data: resume at sample %s (%s)", f"{cursor:,}", self._places(cursor))
+        self.log_mixture()
         before = saved["global_batch_size"]
         if before != self.global_batch_size:
             logger.info(
@@ -141,19 +169,50 @@ class Loader:
                 f"{cursor:,}",
             )
 
+    def log_mixture(self) -> None:
+        """Says which stage is in force at the cursor, and which comes next."""
+        if not self._mixtures:
+            return
+        number = bisect_right([at for at, _ in self._mixtures], self._cursor) - 1
+        at, weights = self._mixtures[number]
+        if len(self._mixtures) == 1:
+            logger.info("data: mixture: %s", weights)
+            return
+        later = self._mixtures[number + 1 :]
+        following = f"next from sample {later[0][0]:,} on: {later[0][1]}" if later else "the last stage"
+        logger.info("data: mixture from sample %s on: %s; %s", f"{at:,}", weights, following)
+
     def check_state(self, state_dict: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Checks that a state could be loaded, and loads nothing: (cursor, order).
 
         Raises:
             StateError: As ``load_state_dict``.
         """
+        cursor, saved, _ = self._compare(state_dict)
+        return cursor, saved
+
+    def _compare(self, state_dict: dict[str, Any]) -> tuple[int, dict[str, Any], list[str]]:
+        """A state's cursor and order, and in what an accepted order differs from it."""
         cursor, saved = read_state(state_dict)
-        check_order(saved, json.loads(self._description), cursor, self._reader.data_changes)
+        lines = check_order(
+            saved, json.loads(self._description), cursor, self._reader.data_changes, self._accept_change
+        )
         if self.end is not None and cursor > self.end:
             raise StateError(
-                f"loader state: cursor is {cursor:,}, but this loader reads one epoch and ends at sample {self.end:,}"
+                f"loader state: cursor is {cursor:,}, but this loader ends at sample {self.end:,}; raise the number of "
+                "epochs (data.epochs) to go on"
             )
-        return cursor, saved
+        return cursor, saved, lines
+
+    def _places(self, cursor: int) -> str:
+        """Where the sources stand, in words."""
+        names = [source["name"] for source in json.loads(self._description)["sources"]]
+        places = [
+            f"epoch {epoch:,}, sample {position:,} of {size:,} of source {name!r}"
+            for name, (epoch, position, size) in zip(names, self._order.epochs_at(cursor), strict=True)
+        ]
+        more = f"; and {len(places) - _LISTED} more sources" if len(places) > _LISTED else ""
+        return "; ".join(places[:_LISTED]) + more
 
     def __iter__(self) -> Iterator[Item]:
         self._iterator = marker = object()
@@ -185,14 +244,15 @@ class Loader:
             )
 
     def _complete_step(self) -> None:
-        start, self._cursor = self._cursor, mapping.next_cursor(self._cursor, self.global_batch_size, self.end)
+        size = mapping.step_size(self._cursor, self.global_batch_size, self.end, self._skips)
+        self._cursor = mapping.next_cursor(self._cursor, self.global_batch_size, self.end, self._skips)
         self._delivered = 0
         self.steps_delivered += 1
-        self.samples_delivered += self._cursor - start
-        first, last = mapping.part_of_rank(self._cursor - start, self.topology)
+        self.samples_delivered += size
+        first, last = mapping.part_of_rank(size, self.topology)
         self._rows_in_last_step = last - first
 
     def _plan(self) -> Iterator[Sequence[Row]]:
         """The rows of each micro-batch of this rank, from the cursor on; holds no reference to the loader."""
-        steps = mapping.steps_from(self._cursor, self.global_batch_size, self.end)
-        return plan_rows(self._order, steps, self.global_batch_size, self.local_batch_size, self.topology)
+        steps = mapping.steps_from(self._cursor, self.global_batch_size, self.end, self._skips)
+        return plan_rows(self._order, steps, self.global_batch_size, self.local_batch_size, self.topology, self._skips)

@@ -1,6 +1,7 @@
 """The rows that one rank reads: numbers of each step, found in the global order.
 
-Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call.
+Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call; a mixture makes calls for
+each of its sources, so there the blocks are longer, unless all its data is small.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,12 +11,13 @@ import numpy as np
 
 from zephon_patches import mapping
 from zephon_patches.loader.collate import Row
-from zephon_patches.mapping import Topology
+from zephon_patches.mapping import NO_SKIPS, Skips, Topology
 from zephon_patches.order.global_order import GlobalOrder
 
 __all__ = ["plan_rows"]
 
 _BLOCK_ROWS = 2048
+_MOST_BLOCKS = 16
 
 
 def plan_rows(
@@ -24,28 +26,32 @@ def plan_rows(
     global_batch_size: int,
     local_batch_size: int,
     topology: Topology,
+    skips: Skips = NO_SKIPS,
 ) -> Iterator[list[Row]]:
     """Yields the rows of each micro-batch of one rank.
 
     Args:
         order: Finds the numbers.
-        steps: Half-open intervals of numbers, none empty or larger than ``global_batch_size``.
+        steps: Half-open intervals of kept numbers, none empty or larger than ``global_batch_size``.
         global_batch_size: Fixes the number of micro-batches of a step.
         local_batch_size: Rows of a micro-batch.
         topology: The rank.
+        skips: Numbers that are left out.
     """
     steps = iter(steps)
     rows = local_batch_size * mapping.micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size)
-    while block := list(islice(steps, max(1, _BLOCK_ROWS // rows))):
+    block_rows = _BLOCK_ROWS * max(min(order.num_sources, _MOST_BLOCKS, order.num_samples // _BLOCK_ROWS), 1)
+    while block := list(islice(steps, max(1, block_rows // rows))):
         numbers = np.concatenate(
             [
-                mapping.numbers_of_rank(start, global_batch_size, local_batch_size, topology, stop).reshape(1, rows)
-                for start, stop in block
+                mapping.numbers_of_rank(step, global_batch_size, local_batch_size, topology, skips).reshape(1, rows)
+                for step in block
             ]
         )  # shape: (steps, rows of the rank)
         padding = numbers < 0
         # A padding row repeats the rank's first row; a rank that has none in a short step, the step's first.
-        first = np.where(padding[:, 0], [start for start, _ in block], numbers[:, 0])
+        starts = skips.numbers(np.array([start for start, _ in block], dtype=np.int64))
+        first = np.where(padding[:, 0], starts, numbers[:, 0])
         place = order.locate(np.where(padding, first[:, None], numbers).ravel())
         found = zip(
             place.source.tolist(), place.shard.tolist(), place.sample.tolist(), padding.ravel().tolist(), strict=True

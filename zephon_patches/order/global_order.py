@@ -1,7 +1,8 @@
-"""The global order: sequence number n -> (source, epoch, shard, sample).
+"""The global order: sequence number n -> (source, epoch, shard, sample), and back.
 
 A pure function of the data configuration and the shards' sizes: no rank, no worker, no clock, no
-history. Finding a number costs the same at 0 and at 10^15.
+history. Finding a number costs the same at 0 and at 10^15. The stages say which source a number is of and how many
+numbers of that source came before; that count is a place in the source's own order, epoch after epoch.
 
 Worked case, one source of 6 samples: n = 8 is position 2 of epoch 1, since 8 = 1 * 6 + 2.
 """
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zephon_patches.order.shuffle import SourceOrder
+from zephon_patches.order.stages import Stage, Stages
 
 __all__ = ["GlobalOrder", "Location"]
 
@@ -29,22 +31,38 @@ class GlobalOrder:
     """The order over all sources and epochs.
 
     Args:
-        sources: At present exactly one, with at least one sample.
+        sources: Each with at least one sample.
+        stages: The first at 0, with a weight for each source; None counts every source by its size, from 0 on.
     """
 
-    def __init__(self, sources: Sequence[SourceOrder]) -> None:
-        assert len(sources) == 1, "one source so far; config is checked above"
-        assert sources[0].num_samples > 0, "empty sources are refused above"
+    def __init__(self, sources: Sequence[SourceOrder], stages: Sequence[Stage] | None = None) -> None:
+        assert sources, "configs without sources are refused above"
+        assert all(source.num_samples > 0 for source in sources), "empty sources are refused above"
         self._sources = list(sources)
+        self._sizes = np.array([source.num_samples for source in sources], dtype=np.int64)
+        self._by_size = stages is None
+        self._stages = Stages([Stage(0, tuple(self._sizes.tolist()))] if stages is None else stages)
+
+    @property
+    def num_sources(self) -> int:
+        return len(self._sources)
+
+    @property
+    def num_samples(self) -> int:
+        """Of all sources, each for one epoch."""
+        return int(self._sizes.sum())
 
     def end(self, epochs: int) -> int:
-        """The number that follows the last sample of ``epochs`` epochs."""
-        return epochs * self._sources[0].num_samples
+        """The number that follows the last sample of ``epochs`` epochs of all sources, counted by their size."""
+        assert self._by_size, "sources with weights end their epochs at different numbers"
+        return epochs * self.num_samples
 
     def epochs_at(self, cursor: int) -> list[tuple[int, int, int]]:
         """For each source, where a cursor stands: (epoch, position in it, samples of the source)."""
-        size = self._sources[0].num_samples
-        return [(cursor // size, cursor % size, size)]
+        return [
+            (*divmod(count, size), size)
+            for count, size in zip(self._stages.counts(cursor), self._sizes.tolist(), strict=True)
+        ]
 
     def locate(self, numbers: np.ndarray) -> Location:
         """Finds samples by their sequence numbers.
@@ -52,6 +70,26 @@ class GlobalOrder:
         Args:
             numbers: int64, shape ``(k,)``, in ``[0, MAX_NUMBER)``.
         """
-        epochs, positions = np.divmod(numbers, self._sources[0].num_samples)
-        shards, samples = self._sources[0].locate(epochs, positions)
-        return Location(np.zeros_like(numbers), epochs, shards, samples)
+        sources, counts = self._stages.draw(numbers)
+        epochs, positions = np.divmod(counts, self._sizes[sources])
+        shards, samples = np.empty_like(numbers), np.empty_like(numbers)
+        # A stable sort puts each source's numbers together, in order.
+        by_source = np.argsort(sources, kind="stable")
+        ends = np.cumsum(np.bincount(sources, minlength=len(self._sources)))
+        for source in np.unique(sources).tolist():
+            chosen = by_source[ends[source - 1] if source else 0 : ends[source]]
+            shards[chosen], samples[chosen] = self._sources[source].locate(epochs[chosen], positions[chosen])
+        return Location(sources, epochs, shards, samples)
+
+    def number(self, source: int, epoch: int, shard: int, sample: int) -> int | None:
+        """The sequence number of a sample in an epoch; None if it has none, as a stage turned its source off before.
+
+        Args:
+            source: Its number among the sources.
+            epoch: At least 0.
+            shard: Of the source.
+            sample: In the shard.
+        """
+        order = self._sources[source]
+        count = epoch * order.num_samples + order.position(epoch, shard, sample)
+        return self._stages.number(source, count)

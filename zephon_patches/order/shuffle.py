@@ -16,6 +16,7 @@ Position 1 is number 1 of group 0; if the group's permutation sends 1 to 2, it i
 sample: sample 1 of shard 0.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -37,13 +38,14 @@ class SourceOrder:
     """
 
     def __init__(self, name: str, samples_per_shard: np.ndarray, seed: int, shuffle_shards: int) -> None:
-        self._name = name
+        self.name = name
         self._samples_per_shard = np.asarray(samples_per_shard, dtype=np.int64)
         self._seed = seed
         self._shuffle_shards = shuffle_shards
         self.num_samples = int(self._samples_per_shard.sum())
         # A block of numbers spans two epochs at most, unless epochs are tiny; then each is cheap to make.
         self._epoch = lru_cache(maxsize=8)(self._make_epoch)
+        self._permutation = lru_cache(maxsize=32)(self._make_permutation)
 
     def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Finds the samples at positions of epochs.
@@ -57,8 +59,7 @@ class SourceOrder:
         """
         shards = np.empty(len(positions), dtype=np.int64)
         samples = np.empty(len(positions), dtype=np.int64)
-        for epoch in np.unique(epochs).tolist():
-            chosen = epochs == epoch
+        for epoch, chosen in _places_by_value(epochs):
             shards[chosen], samples[chosen] = self._locate_in_epoch(epoch, positions[chosen])
         return shards, samples
 
@@ -68,23 +69,48 @@ class SourceOrder:
             # side="right" steps over empty shards and groups, whose start equals the next one's.
             groups = np.searchsorted(group_starts, positions, side="right") - 1
             shuffled = np.empty_like(positions)
-            for group in np.unique(groups).tolist():
-                chosen = groups == group
+            for group, chosen in _places_by_value(groups):
                 start, stop = int(group_starts[group]), int(group_starts[group + 1])
-                key = derive_key(self._seed, self._name, epoch, "group", group)
-                shuffled[chosen] = start + Permutation(stop - start, key)(positions[chosen] - start)
+                permutation = self._permutation(epoch, group, stop - start)
+                shuffled[chosen] = start + permutation(positions[chosen] - start)
             positions = shuffled
         places = np.searchsorted(starts, positions, side="right") - 1
         return permuted[places], positions - starts[places]
+
+    def position(self, epoch: int, shard: int, sample: int) -> int:
+        """The place of a sample in an epoch: what ``locate`` finds there."""
+        permuted, starts, group_starts = self._epoch(epoch)
+        place = int(np.flatnonzero(permuted == shard)[0])
+        position = int(starts[place]) + sample
+        if self._shuffle_shards:
+            group = place // self._shuffle_shards
+            start, stop = int(group_starts[group]), int(group_starts[group + 1])
+            inverse = self._permutation(epoch, group, stop - start).inverse
+            position = start + int(inverse(np.array([position - start], dtype=np.int64))[0])
+        return position
+
+    def _make_permutation(self, epoch: int, group: int, size: int) -> Permutation:
+        return Permutation(size, derive_key(self._seed, self.name, epoch, "group", group))
 
     def _make_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The permuted shards (M,), where each starts (M + 1,), and where each group starts (groups + 1,)."""
         num_shards = len(self._samples_per_shard)
         permuted = np.arange(num_shards, dtype=np.int64)
         if self._shuffle_shards:
-            permuted = Permutation(num_shards, derive_key(self._seed, self._name, epoch, "shards"))(permuted)
+            permuted = Permutation(num_shards, derive_key(self._seed, self.name, epoch, "shards"))(permuted)
         starts = np.zeros(num_shards + 1, dtype=np.int64)
         np.cumsum(self._samples_per_shard[permuted], out=starts[1:])
         group = self._shuffle_shards or max(num_shards, 1)
         group_starts = np.append(starts[:-1:group], starts[-1])
         return permuted, starts, group_starts
+
+
+def _places_by_value(values: np.ndarray) -> Iterator[tuple[int, np.ndarray | slice]]:
+    """Each value of an array, with the places where it stands."""
+    if len(values) and values[0] == values[-1] and (values == values[0]).all():
+        yield int(values[0]), slice(None)  # nearly always
+        return
+    places = np.argsort(values, kind="stable")
+    for part in np.split(places, np.flatnonzero(np.diff(values[places])) + 1):
+        if len(part):
+            yield int(values[part[0]]), part

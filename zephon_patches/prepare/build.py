@@ -32,7 +32,7 @@ from zephon_patches.store.atomic import write_atomic
 from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, Manifest
 from zephon_patches.store.reader import TokenStore
 
-__all__ = ["Building", "Outlook", "build_part", "look_at", "open_or_build", "tokenizer_for"]
+__all__ = ["Building", "Outlook", "build_part", "check_input", "look_at", "open_or_build", "tokenizer_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,14 @@ def open_or_build(
         time.sleep(_POLL_SECONDS)
     _finish(builder, building)
     return _open(source, folder)
+
+
+def check_input(source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shard_bytes: int) -> None:
+    """Whether a store could be opened or its build begun: of several sources, told before the first one is built.
+
+    Errors as ``open_or_build``.
+    """
+    _find(source, tokenizer, cache_dir, shard_bytes)
 
 
 def build_part(
@@ -280,6 +288,7 @@ def _build(builder: Builder, building: Building) -> Standing | None:
             stack.callback(seat.release)
             if store.is_closed():
                 return None
+        builder.started = time.monotonic()
         own = range(builder.part.index, len(units), builder.part.count)
         todo = [number for number in own if not store.shards(number)[1]]
         _announce(builder, units, todo, sum(sizes[number] for number in todo), building.max_minutes)

@@ -120,7 +120,7 @@ class Builder:
         self._encoder = Encoder(tokenizer, folder, source.name)
         self.shard_bytes = shard_bytes_for(recipe["shard_bytes"], sum(file.bytes for file in source.files))
         self._max_minutes = max_minutes
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         self._waited = 0.0
         self._reported = float("-inf")
         self._temporary: dict[int, list[Path]] | None = None
@@ -187,19 +187,25 @@ class Builder:
     def _planned(self) -> list[Unit] | None:
         """The units: those of the plan that is there, or new ones; None if a plan that has to go is in use."""
         store, name = self.store, self.source.name
+        changed, problem = False, ""
         try:
             units = store.plan(self.source.files)
             if units is not None:
                 return units
-            reason = "its files changed since the build began, which starts anew"
+            changed, problem = True, "its files changed since the build began"
         except FileNotFoundError:
-            reason = ""
+            pass
         except ValueError:
-            reason = "its plan is damaged; the build starts anew"
+            problem = "its plan is damaged"
         if store.is_in_use():
-            return None
-        if reason:
-            logger.warning("source %r: %s", name, reason)
+            if changed:
+                return None
+            # Nothing of ours does that. To wait would be for ever, if it is our own parent that is at work.
+            raise StoreError(
+                f"{self.folder}: the plan was damaged or removed under the builders at work; stop them first"
+            )
+        if problem:
+            logger.warning("source %r: %s; the build starts anew", name, problem)
         units = self.source.units(self.shard_bytes)
         store.replace_plan(self.source.files, units)
         return units
@@ -276,8 +282,8 @@ class Builder:
                 record = writer.finish(piece.ranges, dict(Counter(reason for _, _, reason in piece.skipped)))
             self._encoder.check_trusted()
             self.store.mark(record, piece.last, piece.skipped, self._encoder.is_proven)
-            if not any(self.source.num_bytes(input_range) for input_range in unit):
-                self._check_time()
+            if self._max_minutes is not None and not any(map(self.source.num_bytes, unit)):
+                self._check_time(self._max_minutes)
             if self.store.has(number, part + 1):  # the one before it was lost
                 return
 
@@ -311,13 +317,12 @@ class Builder:
         self.on_wait()
         time.sleep(_POLL_SECONDS)
 
-    def _check_time(self) -> None:
+    def _check_time(self, max_minutes: float) -> None:
         """Ends a build whose size was not known, so that it could not be estimated, when it takes too long."""
-        minutes = (time.monotonic() - self._started) / 60
-        if self._max_minutes is not None and minutes > self._max_minutes:
+        if time.monotonic() - self.started > 60 * max_minutes:
             raise ConfigError(
                 f"source {self.source.name!r}: tokenizing is not done after data.max_build_minutes = "
-                f"{self._max_minutes:g}; what is done is kept, and the next start goes on from there. {self.advice()}"
+                f"{max_minutes:g}; what is done is kept, and the next start goes on from there. {self.advice()}"
             )
 
     # --- closing ---
@@ -350,7 +355,7 @@ class Builder:
             f"{manifest.documents:,}",
             f"{manifest.tokens:,}",
             f"{len(records):,}",
-            time.monotonic() - self._started,
+            time.monotonic() - self.started,
             self.folder,
         )
         if manifest.skipped:

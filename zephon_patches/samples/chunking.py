@@ -11,7 +11,7 @@ Worked case, T = 10 tokens 0..9, ``seq_len`` = 4: 9 labels make ceil(9 / 4) = 3 
 
 import numpy as np
 
-__all__ = ["num_samples", "span"]
+__all__ = ["num_samples", "samples_with", "span"]
 
 
 def num_samples(num_tokens: np.ndarray, seq_len: int) -> np.ndarray:
@@ -32,3 +32,16 @@ def span(sample: int, seq_len: int, num_tokens: int) -> tuple[int, int]:
     """First token of a sample and the one behind its last, in the shard; 2 to ``seq_len + 1`` tokens."""
     start = sample * seq_len
     return start, min(start + seq_len + 1, num_tokens)
+
+
+def samples_with(start: int, stop: int, seq_len: int, num_tokens: int) -> range:
+    """The samples that hold any of the tokens ``[start, stop)`` of a shard of ``num_tokens``, as input or label.
+
+    So for a document's tokens they are the samples of the document; those at its ends may hold others too.
+    """
+    if start >= stop:
+        return range(0)
+    # Sample k holds tokens k * seq_len to (k + 1) * seq_len, both included.
+    first = max(-(-start // seq_len) - 1, 0)
+    last = (stop - 1) // seq_len
+    return range(first, min(last + 1, int(num_samples(np.int64(num_tokens), seq_len))))

@@ -158,7 +158,7 @@ class Manifest:
                 in_place=content.get("in_place", False),
             )
             manifest._check(content["documents"], content["tokens"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"{path}: not what this version writes ({error!r}); remove {folder} to build the store anew"
             ) from None
@@ -177,18 +177,11 @@ class Manifest:
             raise ValueError(f"in_place {self.in_place!r:.60}")
         names = set()
         for shard in self.shards:
-            if not isinstance(shard.name, str) or not _SHARD_NAME.fullmatch(shard.name) or shard.name in names:
-                raise ValueError(f"shard name {shard.name!r:.60}")
+            if shard.name in names:
+                raise ValueError(f"shard name {shard.name!r:.60} twice")
             names.add(shard.name)
-            sums = (shard.bin, shard.idx, shard.origin)
-            if not (_is_count(shard.documents) and _is_count(shard.tokens) and all(type(x) is str for x in sums)):
-                raise ValueError(f"shard {shard!r:.200}")
-            if not all(type(reason) is str and _is_count(count) for reason, count in shard.skipped.items()):
-                raise ValueError(f"skipped records {shard.skipped!r:.200}")
             for piece in shard.ranges:
-                counts = (piece.start, piece.stop, piece.records)
-                known = type(piece.file) is int and -1 <= piece.file < len(self.files)
-                if not known or not all(map(_is_count, counts)) or type(piece.content) is not str:
+                if piece.file >= len(self.files):
                     raise ValueError(f"range {piece!r:.200}")
             if self.in_place:
                 self._check_in_place(shard)
@@ -208,5 +201,22 @@ def _is_count(value: Any) -> bool:
 
 
 def shard_record(entry: dict[str, Any]) -> ShardRecord:
-    """A shard's record from its JSON form."""
-    return ShardRecord(**{**entry, "ranges": [InputRange(**piece) for piece in entry["ranges"]]})
+    """A shard's record from its JSON form.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError, RecursionError: It is none; each value is checked.
+    """
+    record = ShardRecord(**{**entry, "ranges": [InputRange(**piece) for piece in entry["ranges"]]})
+    if not isinstance(record.name, str) or not _SHARD_NAME.fullmatch(record.name):
+        raise ValueError(f"shard name {record.name!r:.60}")
+    sums = (record.bin, record.idx, record.origin)
+    if not (_is_count(record.documents) and _is_count(record.tokens) and all(type(x) is str for x in sums)):
+        raise ValueError(f"shard {record!r:.200}")
+    if not all(type(reason) is str and _is_count(count) for reason, count in record.skipped.items()):
+        raise ValueError(f"skipped records {record.skipped!r:.200}")
+    for piece in record.ranges:
+        counts = (piece.start, piece.stop, piece.records)
+        place_is_known = type(piece.file) is int and piece.file >= -1
+        if not place_is_known or not all(map(_is_count, counts)) or type(piece.content) is not str:
+            raise ValueError(f"range {piece!r:.200}")
+    return record

@@ -19,7 +19,7 @@ import numpy as np
 from zephon_patches.errors import StoreError
 from zephon_patches.store.manifest import Manifest
 
-__all__ = ["TokenStore"]
+__all__ = ["TokenStore", "map_file"]
 
 # Linux allows a process 65,530 maps; the oldest one goes when there are as many as this.
 _MAX_MAPS = 4096
@@ -102,15 +102,21 @@ class TokenStore:
         # Reading a map beyond the end of its file kills the process, so this is checked before.
         if size != expected:
             raise StoreError(f"{path}: {size:,} bytes, but the manifest says {expected:,}; {again}")
-        return np.frombuffer(_map_file(path, start, length), self._dtype) if length else np.empty(0, self._dtype)
+        return np.frombuffer(map_file(path, start, length), self._dtype) if length else np.empty(0, self._dtype)
 
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _map_file(path: Path, start: int, size: int) -> Any:
-    """The bytes ``[start, start + size)`` of a file."""
+def map_file(path: Path, start: int, size: int) -> memoryview:
+    """Maps the bytes ``[start, start + size)`` of a file, one at least, without keeping it open.
+
+    The map goes with the last view of it.
+
+    Raises:
+        StoreError: It cannot be opened or mapped.
+    """
     before = start % mmap.ALLOCATIONGRANULARITY  # maps begin at pages
     start, size = start - before, size + before
     libc = ctypes.CDLL(None, use_errno=True)

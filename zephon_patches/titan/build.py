@@ -24,6 +24,7 @@ from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.shards import Input, RecordInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.titan.agreement import agree_on_order, others_learn_of_failure
+from zephon_patches.titan.steps import place_to_start, set_steps
 
 __all__ = ["build_training_loader", "build_validation_loader"]
 
@@ -51,7 +52,8 @@ def build_training_loader(
         dp_world_size: Size of the batch mesh.
         dp_rank: Rank in it.
         tokenizer: The trainer's; its ids are those of ``model.hf_assets_path``, which is read here.
-        job_config: The trainer's. ``training.global_batch_size`` is set to the padded size.
+        job_config: The trainer's. ``training.global_batch_size`` is set to the padded size, and ``training.steps`` to
+            the steps until the data ends, if they are fewer.
         infinite: Whether the data repeats.
         datasets: TorchTitan's registry, for configs without ``[[data.sources]]``.
 
@@ -76,6 +78,8 @@ def build_training_loader(
         **asdict(training.dataloader),
     )
     _set_padded_batch_size(training, global_batch_size, dp_world_size)
+    if loader.end is not None:
+        set_steps(training, loader, *place_to_start(job_config))
     agree_on_order(loader.state_dict()[ORDER])
     return loader
 
@@ -91,11 +95,6 @@ def build_validation_loader(
 ) -> EvaluationLoader:
     """Builds the validation loader of one rank; arguments and errors as ``build_training_loader``."""
     validation, data = job_config.validation, job_config.data
-    if len(data.validation_sources) > 1:
-        raise ConfigError(
-            f"data.validation_sources: found {len(data.validation_sources)} sources, expected one; give one "
-            "[[data.validation_sources]] table whose path is a folder or a glob over all files"
-        )
     if data.validation_sources:
         inputs: list[Input] = [make_input(source) for source in data.validation_sources]
     else:

@@ -15,10 +15,12 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from zephon_patches.errors import StateError
 
-__all__ = ["METADATA", "another_step", "holds_train_state", "loader_keys", "read_entries"]
+__all__ = ["LOADER", "METADATA", "TRAIN_STATE", "another_step", "holds_train_state", "loader_keys", "read_entries"]
 
 METADATA = ".metadata"
-PREFIX = "dataloader."
+# What the keys of an object's entries start with.
+LOADER = "dataloader."
+TRAIN_STATE = "train_state."
 
 
 def loader_keys(checkpoint: str) -> list[str]:
@@ -27,31 +29,32 @@ def loader_keys(checkpoint: str) -> list[str]:
     Raises:
         StateError: The checkpoint's metadata are damaged.
     """
-    return sorted(key[len(PREFIX) :] for key in _metadata(checkpoint).state_dict_metadata if key.startswith(PREFIX))
+    return sorted(key[len(LOADER) :] for key in _metadata(checkpoint).state_dict_metadata if key.startswith(LOADER))
 
 
 def holds_train_state(checkpoint: str) -> bool:
     """Whether a checkpoint is more than a model."""
-    return any(key.startswith("train_state.") for key in _metadata(checkpoint).state_dict_metadata)
+    return any(key.startswith(TRAIN_STATE) for key in _metadata(checkpoint).state_dict_metadata)
 
 
-def read_entries(checkpoint: str, keys: list[str]) -> dict[str, Any]:
-    """Reads entries of the loader, each a plain value.
+def read_entries(checkpoint: str, keys: list[str], owner: str = LOADER) -> dict[str, Any]:
+    """Reads entries of the loader, or of another object, each a plain value.
 
     Raises:
-        StateError: An entry is damaged.
+        StateError: An entry is missing or damaged.
     """
     storage = _metadata(checkpoint).storage_data or {}
     values = {}
     for key in keys:
         try:
-            place = storage[MetadataIndex(PREFIX + key)]
+            place = storage[MetadataIndex(owner + key)]
             with open(Path(checkpoint) / place.relative_path, "rb") as file:
                 file.seek(place.offset)
                 values[key] = torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
         except Exception as error:  # torch.load raises many kinds
+            whose = "loader" if owner == LOADER else "trainer"
             raise StateError(
-                f"{checkpoint}: the loader's entry {key!r} is damaged ({type(error).__name__}: {error}). "
+                f"{checkpoint}: the {whose}'s entry {key!r} is damaged ({type(error).__name__}: {error}). "
                 f"{another_step(checkpoint)}"
             ) from error
     return values

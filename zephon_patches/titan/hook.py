@@ -15,6 +15,7 @@ from zephon_patches.errors import ConfigError, LoaderError, StateError
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import CURSOR, ORDER, read_state
 from zephon_patches.titan.entries import METADATA, another_step, holds_train_state, loader_keys, read_entries
+from zephon_patches.titan.steps import set_steps
 
 __all__ = ["after_load", "after_step", "attach", "before_load"]
 
@@ -107,12 +108,16 @@ def after_load(manager: Any, loaded: bool) -> None:
         loader.seek(initial)
         what = "the checkpoint gave no place in the data" if loaded else "no checkpoint was loaded"
         logger.info("data: %s; starting at data.initial_cursor = %s", what, f"{initial:,}")
+        loader.log_mixture()
+    set_steps(trainer.job_config.training, loader, trainer.step, loader.cursor)
     logger.info(
         "data: training starts at sample %s (step %s of %s)",
         f"{loader.cursor:,}",
         f"{trainer.step:,}",
         f"{trainer.job_config.training.steps:,}",
     )
+    if loader.steps_left(loader.cursor) == 0:
+        logger.info("data: all samples are trained on and nothing is left to do; raise data.epochs to go on")
 
 
 def after_step(manager: Any, step: int) -> None:
