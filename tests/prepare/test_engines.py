@@ -5,6 +5,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import normalizers
 
 from tests.prepare.ranks import write_ranks
@@ -36,6 +38,14 @@ def test_ids_and_offsets(of_ranks, name, texts):
     expected = [of_ranks["tokenizers"]._tokenizer.encode(text).ids for text in texts]
     assert [ids[a:b].tolist() for a, b in itertools.pairwise(offsets)] == expected
     assert of_ranks[name].name.startswith(name)
+
+
+@given(st.lists(st.text() | st.text(st.sampled_from("ab the\n\t 1<|end|>é中'S")), max_size=5))
+def test_all_engines_give_the_same_ids(of_ranks, texts):
+    expected = of_ranks["tokenizers"].encode(texts)
+    for name in ("tiktoken", "fastokens"):
+        for found, wanted in zip(of_ranks[name].encode(texts), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("name", ["tokenizers", "tiktoken", "fastokens"])

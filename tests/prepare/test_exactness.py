@@ -95,6 +95,13 @@ def test_the_fast_engine_makes_the_same_store(folder, tmp_path, expected, monkey
     assert files_of(store) == expected
 
 
+def test_worker_processes_make_the_same_store_with_the_fast_engine(folder, tmp_path, expected):
+    source = FileInput(SourceConfig(name="web", path=str(folder / "texts")))
+    tokenizer = TextTokenizer(folder / "tokenizer", "fastokens")
+    store = open_or_build(source, tokenizer, tmp_path, SHARD_BYTES, building=Building(workers=2))
+    assert files_of(store) == expected
+
+
 @pytest.mark.parametrize("word", ["first", "longest", "last"])
 @pytest.mark.parametrize("how", ["wrong", "raises"])
 def test_an_error_in_one_document_of_ten_thousand_that_the_sample_covers(
