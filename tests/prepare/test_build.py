@@ -473,10 +473,31 @@ def test_shard_that_was_lost_or_cut_before_the_end_is_made_again(mixed, referenc
     assert contents(open_store(mixed).folder) == reference(mixed)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"files": 3}'])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"files": 3}', b"[" * 100_000])
 def test_damaged_plan_starts_the_build_anew(mixed, reference, damage):
     process(mixed, 0, moment=2 * 11).wait()
     (store_folder(mixed) / "plan.json").write_bytes(damage)
+    assert contents(open_store(mixed).folder) == reference(mixed)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"documents":', b'"documents":1e999,"x":'),
+        (b'"documents":', b'"documents":-'),
+        (b'"tokens":', b'"tokens":"5","x":'),
+        (b'"000003-000"', b'"../000003-000"'),
+        (b'"000003-000"', b'"000002-000"'),
+        (b'"ranges":', b'"ranges":[3],"x":'),
+        (b"{", b"[" * 100_000),
+    ],
+)
+def test_record_of_a_finished_shard_that_is_no_such_is_as_good_as_none(mixed, reference, before, after):
+    process(mixed, 0, moment=2 * 22).wait()
+    path = store_folder(mixed) / "units" / "000003-000.json"
+    damaged = path.read_bytes().replace(before, after, 1)
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
     assert contents(open_store(mixed).folder) == reference(mixed)
 
 

@@ -298,16 +298,18 @@ def _add_special_tokens(
 ) -> tuple[list[list[Any]], int | None, int | None]:
     """Adds the configured special tokens: (what was added, BOS id, EOS id)."""
     names = {key: _content(config.get(key), key, path) for key in _SPECIAL_KEYS}
-    wanted = [(names[key], config[key]) for key in _SPECIAL_KEYS if names[key] is not None]
+    wanted: list[tuple[str | None, Any]] = [(names[key], config.get(key)) for key in _SPECIAL_KEYS]
     decoder = config.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise InputError(f"{path}: added_tokens_decoder is no object")
     for entry in decoder.values():
         if isinstance(entry, dict) and "content" in entry:
-            wanted.append((entry["content"], entry))
+            wanted.append((_content(entry, "an entry of added_tokens_decoder", path), entry))
     added: list[list[Any]] = []
     tokens = []
     for name, options in wanted:
+        if name is None:
+            continue
         flags: dict[str, bool] = {"special": True}
         if isinstance(options, dict):
             flags = {key: bool(options.get(key, False)) for key in ("single_word", "lstrip", "rstrip")}
@@ -330,5 +332,6 @@ def _content(token: Any, key: str, path: Path) -> str | None:
         if token is None:
             raise InputError(f"{path}: {key} is an object without 'content'")
     if token is not None and not isinstance(token, str):
-        raise InputError(f"{path}: {key} is {token!r}, expected a text or an object with 'content'")
+        shown = repr(token) if isinstance(token, int | float) else f"of type {type(token).__name__}"
+        raise InputError(f"{path}: {key} is {shown}, expected a text or an object with 'content'")
     return token
