@@ -116,6 +116,7 @@ class SourceConfig:
         for key in ("path", "text_field"):
             if not getattr(self, key):
                 raise ConfigError(f"source {self.name!r}: {key} is empty")
+        _check_no_nul(f"source {self.name!r}: path", self.path)
         _check_type(f"source {self.name!r}: processor", self.processor, str)
         if self.processor and not _PROCESSOR.fullmatch(self.processor):
             raise ConfigError(
@@ -288,6 +289,7 @@ class DataConfig:
             raise ConfigError(f"data.seed = {self.seed}: expected 0 to 2**63 - 1")
         if not self.cache_dir:
             raise ConfigError("data.cache_dir is empty: expected the path of a folder")
+        _check_no_nul("data.cache_dir", self.cache_dir)
         if self.shuffle_shards < 0:
             raise ConfigError(
                 f"data.shuffle_shards = {self.shuffle_shards}: expected 1 or more shards, or 0 for no shuffle"
@@ -483,6 +485,11 @@ def _check_type(key: str, value: object, expected: type) -> None:
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         kind = {str: "a string", int: "an integer"}[expected]
         raise ConfigError(f"{key} = {value!r}: expected {kind}")
+
+
+def _check_no_nul(what: str, path: str) -> None:
+    if "\0" in path:
+        raise ConfigError(f"{what} = {path!r}: no path has a NUL in it")
 
 
 def _check_flag(key: str, value: object) -> None:

@@ -883,8 +883,30 @@ def test_cache_in_the_folder_of_its_source_is_refused(mixed, cache):
     assert len(list((mixed / "texts").rglob("*"))) == 5
 
 
+@pytest.mark.parametrize(
+    "path, settings",
+    [
+        ("texts/*", {}),
+        ("texts/**", {}),
+        ("texts/**/*.json*", {}),
+        ("*/[c]ache", {}),
+        ("texts/**/*.bin", {}),
+        ("texts/*/*/*/*.jsonl", {"on_bad_record": "skip"}),  # there is a skipped.jsonl then
+    ],
+)
+def test_cache_within_the_reach_of_a_glob_is_refused_before_anything_is_built(mixed, path, settings):
+    with pytest.raises(ConfigError, match=r"data.cache_dir .* lies in the folder of source 'web', .*, so its files"):
+        open_store(mixed, cache="texts/cache", path=str(mixed / path), **settings)
+    assert not (mixed / "texts" / "cache").exists()
+
+
 def test_cache_beside_the_files_of_a_glob_or_under_a_skipped_name_is_fine(mixed):
-    for cache, path in (("texts/.cache", "texts"), ("texts/_cache", "texts"), ("texts/cache", "texts/*.jsonl")):
+    for cache, path in (
+        ("texts/.cache", "texts"),
+        ("texts/_cache", "texts"),
+        ("texts/cache", "texts/*.jsonl"),
+        ("texts/cache", "texts/**/*.jsonl"),
+    ):
         folders = {open_store(mixed, cache=cache, path=str(mixed / path)).folder for _ in range(2)}
         assert len(folders) == 1
 

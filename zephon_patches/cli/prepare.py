@@ -57,6 +57,10 @@ _SOURCE_OPTIONS = (
 )
 
 
+_MAX_WORKERS = 1024  # a slip of the hand, which would take the machine down
+_MAX_PART_DIGITS = 18
+
+
 def add_to(commands: Any) -> None:
     """Adds the command to the parser's commands."""
     parser = commands.add_parser(
@@ -112,8 +116,8 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     data, tokenizer = _settings(arguments)
     workers = arguments.workers
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: expected at least 1")
+    if workers is not None and not 1 <= workers <= _MAX_WORKERS:
+        raise ConfigError(f"--workers {workers}: expected 1 to {_MAX_WORKERS:,} processes of this machine")
     part = None if arguments.part is None else _part(arguments.part)
     encoder = TextTokenizer(tokenizer, data.tokenizer_engine, arguments.exact)
     trained = data.sources_in_use
@@ -154,8 +158,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _part(text: str) -> Part:
     index, slash, count = text.partition("/")
-    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise ConfigError(f"--part {text}: expected I/N with 0 <= I < N, such as 0/8, the first of eight parts")
+    numbers = slash and index.isdecimal() and count.isdecimal() and max(len(index), len(count)) <= _MAX_PART_DIGITS
+    if not (numbers and int(index) < int(count)):
+        raise ConfigError(f"--part {text:.60}: expected I/N with 0 <= I < N, such as 0/8, the first of eight parts")
     return Part(int(index), int(count))
 
 
@@ -251,6 +256,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         given = {key: getattr(arguments, key) for key in _SOURCE_OPTIONS if getattr(arguments, key) is not None}
         data = DataConfig(sources=[SourceConfig(name, path, **given)])
         tokenizer = arguments.tokenizer
+    if tokenizer and "\0" in tokenizer:
+        raise ConfigError(f"tokenizer folder {tokenizer!r}: no path has a NUL in it")
     if not tokenizer:
         raise ConfigError("no tokenizer: give --tokenizer FOLDER (with tokenizer.json)")
     if arguments.cache_dir is not None:

@@ -25,9 +25,9 @@ from zephon_patches.prepare import on_ray, parallel
 from zephon_patches.prepare.builder import Builder, Part, errors_explained
 from zephon_patches.prepare.estimate import estimated_minutes
 from zephon_patches.prepare.progress import Progress, Standing
-from zephon_patches.prepare.shards import Input
+from zephon_patches.prepare.shards import Input, finds
 from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.prepare.unfinished import Unfinished, Unit, held, taken
+from zephon_patches.prepare.unfinished import SKIPPED, Unfinished, Unit, held, taken
 from zephon_patches.store.atomic import write_atomic
 from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, Manifest
 from zephon_patches.store.reader import TokenStore
@@ -189,12 +189,13 @@ def _find(
 
 
 def _check_apart(source: Input, cache_dir: Path) -> None:
-    """A store in its source's folder would be taken for input at the next start."""
-    root, cache = Path(source.path).resolve(), cache_dir.resolve()
-    if not (source.has_files and root.is_dir() and cache.is_relative_to(root)):
+    """Stores that lie where their source finds files would be taken for input at the next start."""
+    if not source.has_files:
         return
-    # Names that are skipped when a folder is searched are harmless.
-    if not any(part.startswith((".", "_")) for part in cache.relative_to(root).parts):
+    names = [MANIFEST, "000000-000.bin", "000000-000.idx"]
+    if "on_bad_record" in source.recipe():
+        names.append(SKIPPED)
+    if any(finds(source.path, cache_dir / source.name / "recipe-files" / name) for name in names):
         raise ConfigError(
             f"data.cache_dir {cache_dir} lies in the folder of source {source.name!r}, {source.path}, so its files "
             "would be read as texts; set one of them to another folder"
