@@ -119,6 +119,28 @@ def test_a_finished_run_trains_nothing_and_says_so_and_more_epochs_go_on(corpus,
         assert rows == expected.rows(0, epochs * SAMPLES)
 
 
+def test_steps_that_are_done_are_told(corpus, tmp_path, log):
+    for settings in ({}, {"data__epochs": 2}):
+        config = full(corpus, tmp_path / f"{len(settings)}", training__steps=3, **settings)
+        whole_run(config)
+        assert "nothing is left to do" not in log.text
+        assert whole_run(config, 2) == []
+        assert "data: all steps are done and nothing is left to do; raise training.steps to go on" in log.messages
+        log.clear()
+
+
+def test_a_last_checkpoint_that_keeps_no_place_is_told_while_there_is_time(corpus, tmp_path, log):
+    def told(config) -> bool:
+        log.clear()
+        FakeTrainer(config).load()
+        return "the last checkpoint will hold the model only" in log.text
+
+    assert told(job(corpus, tmp_path, data__epochs=1)), "TorchTitan's default"
+    assert not told(full(corpus, tmp_path, data__epochs=1))
+    assert not told(job(corpus, data__epochs=1)), "no checkpoints"
+    assert not told(job(corpus, tmp_path)), "no end"
+
+
 def test_fewer_epochs_than_are_trained_are_refused(corpus, tmp_path):
     whole_run(full(corpus, tmp_path, data__epochs=2))
     with pytest.raises(
