@@ -235,7 +235,24 @@ def test_an_accepted_change_moves_nothing_else(made):
     assert len(json.loads(loader.state_dict()["order"])["changes"]) == 1
 
 
-@pytest.mark.parametrize("changes", ["x", [1], [{"at": 3}]])
+@pytest.mark.parametrize(
+    "key, values",
+    [
+        ("stages", [5, {}, [5], [{}], [{"at": 0}], [{"at": "0", "weights": {}}], [{"at": -1, "weights": {}}]]),
+        ("stages", [[{"at": 0, "weights": [1]}], [{"at": True, "weights": {}}], [{"at": 2**70, "weights": {}}]]),
+        ("skip", [5, {"a": 1}, [5], [[1]], [[1, 2, 3]], [["a", "b"]], [[5, 1]], [[1.5, 3]], [[1, 2**70]], [[-3, 2]]]),
+        ("since", ["x", None, [1], -1, True]),
+    ],
+)
+def test_parts_of_another_form_are_refused_also_with_a_right_fingerprint(key, values):
+    source = {"data": "d", "name": "web", "recipe": "r", "samples": 83, "tokens": 660}
+    for value in values:
+        parts = {"sources": [{**source, "since": value}]} if key == "since" else {"sources": [source], key: value}
+        with pytest.raises(StateError, match=f"loader state: {'sources' if key == 'since' else key} in the order is"):
+            read_state({"cursor": 5, "order": describe_order(parts, 12)})
+
+
+@pytest.mark.parametrize("changes", ["x", [1], [{"at": 3}], [{"at": "3", "before": "x"}], [{"at": 3, "before": None}]])
 def test_changes_that_are_none_are_refused_though_no_fingerprint_covers_them(made, changes):
     state = state_at(made, 0, weights=WEIGHTS)
     order = canonical_json({**json.loads(state["order"]), "changes": changes})

@@ -176,13 +176,25 @@ def read_state(state: Any) -> tuple[int, dict[str, Any]]:
             f"loader state: sources in the order is {order.get('sources')!r:.200}, expected a list of objects with "
             f"{', '.join(_SOURCE_KEYS)}"
         )
+    if not _are_stages(order.get("stages", [])):
+        raise StateError(
+            f"loader state: stages in the order is {order['stages']!r:.200}, expected a list of objects with at, the "
+            "number of a sample, and weights"
+        )
+    if not _are_intervals(order.get("skip", [])):
+        raise StateError(
+            f"loader state: skip in the order is {order['skip']!r:.200}, expected a list of pairs of numbers of samples"
+        )
     batch = order.get("global_batch_size")
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise StateError(f"loader state: global_batch_size in the order is {batch!r}, expected 1 or more samples")
     changes = order.get("changes", [])
-    if not isinstance(changes, list) or not all(isinstance(c, dict) and {"at", "before"} <= c.keys() for c in changes):
+    if not isinstance(changes, list) or not all(
+        isinstance(change, dict) and _is_number(change.get("at")) and isinstance(change.get("before"), str)
+        for change in changes
+    ):
         raise StateError(
-            f"loader state: changes in the order is {changes!r}, expected a list of what was accepted where"
+            f"loader state: changes in the order is {changes!r:.200}, expected a list of what was accepted where"
         )
     return cursor, order
 
@@ -200,9 +212,30 @@ def _is_deeper(data: Any, depth: int) -> bool:
 
 def _are_sources(sources: Any) -> bool:
     return isinstance(sources, list) and all(
-        isinstance(source, dict) and source.keys() >= set(_SOURCE_KEYS) and isinstance(source["name"], str)
+        isinstance(source, dict)
+        and source.keys() >= set(_SOURCE_KEYS)
+        and isinstance(source["name"], str)
+        and _is_number(source.get("since", 0))
         for source in sources
     )
+
+
+def _are_stages(stages: Any) -> bool:
+    return isinstance(stages, list) and all(
+        isinstance(stage, dict) and _is_number(stage.get("at")) and isinstance(stage.get("weights"), dict | str)
+        for stage in stages
+    )
+
+
+def _are_intervals(skip: Any) -> bool:
+    return isinstance(skip, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)) and pair[0] < pair[1] for pair in skip
+    )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it can be the number of a sample."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
 
 
 def check_order(
