@@ -152,6 +152,16 @@ def test_skips_may_be_added_beyond_the_cursor_and_not_below(made):
     assert "data.skip below the cursor: [60, 84) in the checkpoint, nothing now" in text
 
 
+def test_many_skips_are_told_by_those_that_differ(made):
+    many = [(3 * n, 3 * n + 1) for n in range(1000)]
+    state = state_at(made, 3000, skip=many)
+    text = refusal(made, state, skip=[*many[:500], (1501, 1502), *many[501:]])
+    assert "data.skip below the cursor: [1500, 1501) in the checkpoint, [1501, 1502) now" in text
+    text = refusal(made, state)
+    assert "data.skip below the cursor: [0, 1), [3, 4), " in text
+    assert "[21, 22) and 992 more in the checkpoint, nothing now" in text
+
+
 @given(stages(2, 100), stages(2, 100), skips, skips, st.integers(0, 200))
 @settings(max_examples=200)
 def test_exactly_the_consumed_part_is_compared(before, after, skip, new_skip, cursor):
@@ -209,6 +219,12 @@ def test_other_weights_are_refused_with_both_and_accepted_by_fingerprint_alone(m
     text = refusal(made, run.state(), **third, accept_change=new)
     assert f'data.accept_change = "{new}" accepts another order than this one' in text
     assert new != json.loads(a_loader(made, **third).state_dict()["order"])["fingerprint"]
+
+
+def test_a_stage_is_recommended_only_where_one_can_start(made):
+    other = {"weights": {"web": 0.6, "code": 0.4}}
+    assert "table with at = 1 changes" in refusal(made, state_at(made, 1, weights=WEIGHTS), **other)
+    assert "[[data.stages]]" not in refusal(made, state_at(made, 0, weights=WEIGHTS), **other)
 
 
 def test_any_change_can_be_accepted_and_the_state_stays_small(made):

@@ -49,6 +49,9 @@ _CONSUMED = {"skip", "sources", "stages"}
 # A state stays small however often its order was changed, and however much at once.
 _CHANGES_KEPT, _CHANGE_LENGTH = 3, 120
 
+# Intervals that a message shows.
+_LISTED = 8
+
 # How a line about a mixture begins.
 _MIXTURE = "mixture"
 
@@ -265,7 +268,7 @@ def check_order(
         return lines
     listed = "\n  ".join(lines)
     other = f'\ndata.accept_change = "{accept}" accepts another order than this one.' if accept else ""
-    if any(line.startswith(_MIXTURE) for line in lines):
+    if cursor and any(line.startswith(_MIXTURE) for line in lines):  # no stage is at 0
         other += f"\nA [[data.stages]] table with at = {cursor} changes the mixture from here on and leaves what was."
     raise StateError(
         f"the state at sample {cursor:,} counts in another order of data:\n  {listed}{other}\n"
@@ -296,11 +299,17 @@ def differences(
         if before != now:
             at = (before or now)["at"]
             lines.append(f"{_MIXTURE} from sample {at:,} on: {_mixture(before)} in the checkpoint, {_mixture(now)} now")
-    skipped = [Skips(map(tuple, order.get("skip", []))).below(cursor) for order in (saved, present)]
-    if skipped[0] != skipped[1]:
-        before, now = (", ".join(f"[{a}, {b})" for a, b in intervals) or "nothing" for intervals in skipped)
-        lines.append(f"data.skip below the cursor: {before} in the checkpoint, {now} now")
+    skipped, skipped_now = (set(Skips(map(tuple, order.get("skip", []))).below(cursor)) for order in (saved, present))
+    if skipped != skipped_now:
+        gone, added = _intervals(skipped - skipped_now), _intervals(skipped_now - skipped)
+        lines.append(f"data.skip below the cursor: {gone} in the checkpoint, {added} now")
     return lines
+
+
+def _intervals(intervals: set[tuple[int, int]]) -> str:
+    """Intervals in words, of many the first ones."""
+    listed = ", ".join(f"[{start}, {stop})" for start, stop in sorted(intervals)[:_LISTED]) or "nothing"
+    return listed if len(intervals) <= _LISTED else f"{listed} and {len(intervals) - _LISTED:,} more"
 
 
 def _until(cursor: int) -> int:
