@@ -7,7 +7,7 @@ import pytest
 from tests.corpora import D60, make_corpus, make_sources
 from tests.resume import expected_mix, expected_stream
 from tests.titan.jobs import FakeTrainer, changed, job
-from zephon_patches.errors import StateError
+from zephon_patches.errors import ConfigError, StateError
 from zephon_patches.titan.steps import place_to_start
 
 SAMPLES = 83  # of an epoch: 6 full steps of 12 and one of 11
@@ -172,6 +172,12 @@ def test_an_initial_cursor_counts_where_no_checkpoint_does(corpus, expected, tmp
     assert place_to_start(changed(config, checkpoint__load_step=2)) == (2, 64)
     assert place_to_start(changed(config, checkpoint__exclude_from_loading=["dataloader"])) == (4, 40)
     assert place_to_start(changed(config, checkpoint__enable=False)) == (0, 40)
+
+
+def test_an_initial_cursor_behind_the_end_is_refused(corpus):
+    assert whole_run(job(corpus, data__epochs=1, data__initial_cursor=SAMPLES)) == []
+    with pytest.raises(ConfigError, match="data.initial_cursor = 84 is behind the end of the data, sample 83"):
+        FakeTrainer(job(corpus, data__epochs=1, data__initial_cursor=SAMPLES + 1)).load()
 
 
 def test_a_checkpoint_to_begin_from_counts_where_more_than_its_model_is_loaded(corpus, tmp_path):

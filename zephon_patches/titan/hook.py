@@ -105,6 +105,11 @@ def after_load(manager: Any, loaded: bool) -> None:
         if initial:
             logger.info("data: data.initial_cursor = %s does not count, the checkpoint's cursor does", f"{initial:,}")
     else:
+        if loader.end is not None and initial > loader.end:
+            raise ConfigError(
+                f"data.initial_cursor = {initial:,} is behind the end of the data, sample {loader.end:,}; lower it, or "
+                "raise data.epochs"
+            )
         loader.seek(initial)
         what = "the checkpoint gave no place in the data" if loaded else "no checkpoint was loaded"
         logger.info("data: %s; starting at data.initial_cursor = %s", what, f"{initial:,}")
