@@ -1,6 +1,7 @@
 """Where a run over a number of epochs ends: training.steps, the schedule, the last checkpoint, and going on."""
 
 import logging
+import shutil
 
 import pytest
 
@@ -194,7 +195,10 @@ def test_a_checkpoint_without_a_place_leaves_the_complaint_to_its_load(corpus, t
     config = job(corpus, tmp_path, data__epochs=1, training__steps=2)
     whole_run(config)  # the last checkpoint is a model only, as by default
     assert place_to_start(config) == (0, 0)
-    with pytest.raises(StateError, match="it was saved as a model only"):
+    with pytest.raises(StateError, match=r"it was saved as a model only .*checkpoint\.load_step \(1\); or start anew"):
+        FakeTrainer(config).load()
+    shutil.rmtree(tmp_path / "checkpoint" / "step-1")
+    with pytest.raises(StateError, match=r"checkpoint\.load_step \(none is beside it\); or start anew"):
         FakeTrainer(config).load()
 
 
