@@ -8,9 +8,7 @@ first damaged shard on, since its input can be read in its order only.
 If the input's times changed since, the next build starts anew, as with every unfinished store.
 """
 
-import json
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 
 from zephon_patches.config import HUB
@@ -102,8 +100,8 @@ def _check_plan(folder: Path, manifest: Manifest) -> None:
         StoreError: It is missing or another's.
     """
     try:
-        files = json.loads((folder / PLAN).read_bytes())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        files = None
-    if files != [asdict(file) for file in manifest.files]:
+        units = Unfinished(folder).plan(manifest.files)
+    except (OSError, ValueError):
+        units = None
+    if units is None:
         raise StoreError(f"{folder}: {PLAN} is missing or damaged, so only a new build helps; remove the folder")

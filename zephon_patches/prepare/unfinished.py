@@ -20,18 +20,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import filelock
 import numpy as np
 
 from zephon_patches.errors import StoreError
-from zephon_patches.keys import canonical_json
+from zephon_patches.keys import canonical_json, fingerprint
 from zephon_patches.prepare.shards import Skipped
 from zephon_patches.store.atomic import TEMPORARY_SUFFIX, write_atomic
 from zephon_patches.store.indexed import index_bytes
 from zephon_patches.store.manifest import MANIFEST, FileRecord, InputRange, ShardRecord, shard_record
 
-__all__ = ["PLAN", "SKIPPED", "UNITS", "Unfinished", "Unit", "file_lock", "held", "plan_json", "store_locked", "taken"]
+__all__ = ["PLAN", "SKIPPED", "UNITS", "Unfinished", "Unit", "file_lock", "held", "store_locked", "taken"]
 
 PLAN, UNITS, SKIPPED, PLAN_LOCK = "plan.json", "units", "skipped.jsonl", "plan.lock"
 
@@ -86,10 +87,24 @@ def store_locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def plan_json(files: list[FileRecord], units: Sequence[Sequence[InputRange]]) -> bytes:
-    """The bytes of a plan: its files, and (file, start, stop) of the ranges of each unit."""
-    ranges = [[(piece.file, piece.start, piece.stop) for piece in unit] for unit in units]
-    return (canonical_json({"files": [asdict(file) for file in files], "units": ranges}) + "\n").encode("ascii")
+def sealed(content: dict[str, Any]) -> bytes:
+    """The bytes of a plan or a shard's record: plain data and a hash of it, so that damage does not pass for another."""
+    return (canonical_json({**content, "hash": fingerprint(content)}) + "\n").encode("ascii")
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """What ``sealed`` was given.
+
+    Raises:
+        ValueError: It was not given that.
+    """
+    try:
+        content = json.loads(data)
+        if isinstance(content, dict) and content.pop("hash", None) == fingerprint(content):
+            return content
+    except RecursionError:
+        pass
+    raise ValueError("damaged")
 
 
 class Unfinished:
@@ -123,13 +138,10 @@ class Unfinished:
             FileNotFoundError: There is none.
             ValueError: It is damaged.
         """
-        try:
-            content = json.loads((self.folder / PLAN).read_bytes())
-            if content["files"] != [asdict(file) for file in files]:
-                return None
-            return [[InputRange(*piece) for piece in unit] for unit in content["units"]]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"no plan: {error!r}") from error
+        content = unsealed((self.folder / PLAN).read_bytes())
+        if content["files"] != [asdict(file) for file in files]:
+            return None
+        return [[InputRange(*piece) for piece in unit] for unit in content["units"]]
 
     def replace_plan(self, files: list[FileRecord], units: list[Unit]) -> None:
         """Writes a plan, and removes what was built by another; the caller holds the lock, and nobody is at work."""
@@ -138,7 +150,8 @@ class Unfinished:
         # The records went before the shards, so that none ever stands for a shard that is gone.
         for old in [*self.folder.glob("[0-9]*-*.*"), *self.folder.glob(SKIPPED)]:
             old.unlink()
-        write_atomic(self.folder / PLAN, plan_json(files, units))
+        ranges = [[(piece.file, piece.start, piece.stop) for piece in unit] for unit in units]
+        write_atomic(self.folder / PLAN, sealed({"files": [asdict(file) for file in files], "units": ranges}))
 
     # --- who is at work ---
 
@@ -198,7 +211,7 @@ class Unfinished:
         """A finished shard, and whether it is its unit's last."""
         assert self._dtype is not None
         try:
-            content = json.loads(self._record_path(f"{number:06d}-{part:03d}").read_bytes())
+            content = unsealed(self._record_path(f"{number:06d}-{part:03d}").read_bytes())
             last = content.pop("last")
             record = shard_record(content)
             size = (self.folder / f"{record.name}.{self._kind}").stat().st_size
@@ -227,8 +240,7 @@ class Unfinished:
         if skipped:  # before the record that says so
             lines = [json.dumps(entry) + "\n" for entry in skipped]
             write_atomic(self.skipped_path(record.name), "".join(lines).encode("ascii"))
-        content = canonical_json({**record.to_dict(), "last": last}).encode("ascii")
-        write_atomic(self._record_path(record.name), content)
+        write_atomic(self._record_path(record.name), sealed({**record.to_dict(), "last": last}))
 
     def skipped_path(self, name: str) -> Path:
         """The list of the records that were left out of a shard: a line of JSON for each."""
@@ -256,7 +268,7 @@ class Unfinished:
             for name in sorted(os.listdir(self._units)):
                 if name.endswith(".json") and not name.startswith(".") and name not in known:
                     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                        content = json.loads((self._units / name).read_bytes())
+                        content = unsealed((self._units / name).read_bytes())
                         last = content.pop("last")
                         record = shard_record(content)
                         known.add(name)
