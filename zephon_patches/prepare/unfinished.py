@@ -88,7 +88,7 @@ def store_locked(folder: Path) -> Iterator[None]:
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """The bytes of a plan or a shard's record: plain data and a hash of it, so that damage does not pass for another."""
+    """The bytes of a plan or a shard's record: plain data and a hash of it, lest damage pass for another."""
     return (canonical_json({**content, "hash": fingerprint(content)}) + "\n").encode("ascii")
 
 
