@@ -167,7 +167,11 @@ def test_an_index_that_is_cut_off_is_named(corpus, capsys):
     path = stores_in(corpus.folder / "cache")[1] / "000002-000.idx"
     path.write_bytes(path.read_bytes()[:50])
     assert prepare("--config", corpus.folder / "run.toml") == 1
-    assert f"{path}: cut off; zephon-data verify finds all damage" in capsys.readouterr().err
+    assert f"{path}: cut off, or no index; zephon-data verify finds all damage" in capsys.readouterr().err
+    path.unlink()
+    os.mkfifo(path)
+    assert prepare("--config", corpus.folder / "run.toml") == 1
+    assert f"{path}: cut off, or no index" in capsys.readouterr().err
     path.unlink()
     assert prepare("--config", corpus.folder / "run.toml") == 1
     assert f"{path}: cannot be read" in capsys.readouterr().err
@@ -305,7 +309,16 @@ def test_a_mistake_in_the_config_is_told_with_its_place(corpus, monkeypatch, cap
     assert text in err
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonesuch"], ["prepare", "--nonesuch"], ["prepare", "--shard-bytes", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonesuch"],
+        ["prepare", "--nonesuch"],
+        ["prepare", "--shard-bytes", "x"],
+        ["prepare", "--source", "a=a", "--source", "b=b"],
+    ],
+)
 def test_a_command_line_that_cannot_be_read_has_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -28,13 +28,17 @@ def test_sound_stores_have_status_0_and_a_cache_stands_for_its_stores(mixed, cap
         assert sorted(capsys.readouterr().out.splitlines()) == sorted(each)
 
 
-def test_the_command_that_is_named_makes_just_the_damage_anew(mixed, capsys):
-    store = open_store(mixed).folder
+@pytest.mark.parametrize(
+    "settings", [{}, {"on_bad_record": "skip"}, {"on_bad_record": "skip", "processor": "tests.prepare.slowly:text"}]
+)
+def test_the_command_that_is_named_makes_just_the_damage_anew(mixed, capsys, settings):
+    store = open_store(mixed, **settings).folder
     before = contents(store)
     (store / "000002-000.idx").write_bytes(b"")
     (store / "000005-000.bin").unlink()
     assert verify(store) == 1
     out = capsys.readouterr().out
+    assert "--[no-]add-bos and --[no-]add-eos if given" in out
     assert f"{store}/000002-000.idx: 0 bytes, but the manifest's counts give" in out
     assert f"{store}/000005-000.bin: cannot be read (No such file or directory)" in out
     command = re.search(r"2 damaged shards; to make just them anew: (.*)", out).group(1)
@@ -48,6 +52,8 @@ def test_the_command_that_is_named_makes_just_the_damage_anew(mixed, capsys):
     assert main(prepare[1:]) == 0
     assert contents(store) == before
     assert verify(store) == 0
+    assert verify(mixed / "cache") == 0
+    assert len(list((mixed / "cache" / "web").iterdir())) == 1
 
 
 def test_one_bad_store_does_not_hide_the_others(mixed, capsys):

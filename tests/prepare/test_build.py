@@ -475,7 +475,7 @@ def test_shard_that_was_lost_or_cut_before_the_end_is_made_again(mixed, referenc
     assert contents(open_store(mixed).folder) == reference(mixed)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"files": 3}', b"[" * 100_000])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"files": 3}', b"[" * 100_000, b"\xff"])
 def test_damaged_plan_starts_the_build_anew(mixed, reference, damage):
     process(mixed, 0, moment=2 * 11).wait()
     (store_folder(mixed) / "plan.json").write_bytes(damage)
@@ -501,6 +501,22 @@ def test_record_of_a_finished_shard_that_is_no_such_is_as_good_as_none(mixed, re
     assert damaged != path.read_bytes()
     path.write_bytes(damaged)
     assert contents(open_store(mixed).folder) == reference(mixed)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "units/000000-000.json"])
+def test_plan_or_record_with_another_digit_or_without_a_range_is_damaged(mixed, reference, name):
+    """Else documents would be missing, or counted wrong, in silence."""
+    process(mixed, 0, moment=2 * 11).wait()
+    folder, whole = store_folder(mixed), reference(mixed)
+    shutil.copytree(folder, mixed / "unfinished")
+    text = (folder / name).read_text()
+    places = [match.span() for match in re.finditer(r"\d|\[\d+,\d+,\d+\],?|\{\"content.*?\}", text)]
+    for start, stop in random.Random(0).sample(places, 8):
+        shutil.rmtree(folder)
+        shutil.copytree(mixed / "unfinished", folder)
+        other = "" if stop - start > 1 else str((int(text[start]) + 1) % 10)
+        (folder / name).write_text(text[:start] + other + text[stop:])
+        assert contents(open_store(mixed).folder) == whole, text[start:stop]
 
 
 def test_files_with_other_times_start_an_unfinished_build_anew(mixed, reference, caplog):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import sys
 
@@ -136,3 +137,13 @@ def test_a_value_of_any_depth_is_a_store_error(tmp_path, place):
         with contextlib.suppress(StoreError):
             Manifest.read(write(tmp_path, data))
             pytest.fail(f"{place} of depth {depth} was taken")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "circle"])
+def test_manifest_that_is_no_regular_file_is_not_read(tmp_path, kind):
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "manifest.json")
+    else:
+        (tmp_path / "manifest.json").symlink_to("/dev/zero" if kind == "device" else "manifest.json")
+    with pytest.raises(StoreError, match=r"manifest.json: cannot be read \((no regular file|Too many levels)"):
+        Manifest.read(tmp_path)

@@ -34,7 +34,7 @@ from zephon_patches.prepare.build import (
 from zephon_patches.prepare.builder import Part
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.store.indexed import HEADER
+from zephon_patches.store.indexed import HEADER, index_bytes
 from zephon_patches.store.reader import TokenStore
 
 if sys.version_info >= (3, 11):
@@ -61,6 +61,19 @@ _MAX_WORKERS = 1024  # a slip of the hand, which would take the machine down
 _MAX_PART_DIGITS = 18
 
 
+class _Once(argparse.Action):
+    """An option that would win over itself in silence, were it given twice."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(
+                f"{option} {getattr(namespace, self.dest)} and {option} {value}: give one; --config takes several"
+            )
+        setattr(namespace, self.dest, value)
+
+
 def add_to(commands: Any) -> None:
     """Adds the command to the parser's commands."""
     parser = commands.add_parser(
@@ -70,7 +83,7 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, help="training config (TOML); all its sources are prepared")
-    parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
+    parser.add_argument("--source", metavar="NAME=PATH", action=_Once, help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
     parser.add_argument("--token-field", help="its field or column with token ids, in place of texts (none)")
     parser.add_argument("--subset", help="its subset, where its path is hf://ORGANISATION/NAME (its default)")
@@ -197,12 +210,14 @@ def _largest_document(store: TokenStore) -> int:
     largest = 0
     for shard in store.manifest.shards:
         path = store.folder / f"{shard.name}.idx"
+        lengths = np.empty(0, dtype=np.int32)
         try:
-            lengths = np.fromfile(path, "<i4", shard.documents, offset=HEADER.size)
+            if path.stat().st_size == index_bytes(shard.documents):  # not so of a pipe, whose end would never come
+                lengths = np.fromfile(path, "<i4", shard.documents, offset=HEADER.size)
         except OSError as error:
             raise StoreError(f"{path}: cannot be read ({error}); zephon-data verify finds all damage") from None
         if len(lengths) != shard.documents:
-            raise StoreError(f"{path}: cut off; zephon-data verify finds all damage")
+            raise StoreError(f"{path}: cut off, or no index; zephon-data verify finds all damage")
         largest = max(largest, int(lengths.max(initial=0)))
     return largest
 

@@ -88,7 +88,12 @@ def _verify(folder: Path, repair: bool, tokens_root: Path | None) -> bool:
                 f"{folder}: {shards:,} damaged shards removed; the next zephon-data prepare or training run makes them"
             )
             return True
-        print(f"{folder}: {shards:,} damaged shards; to make just them anew: {rebuild_command(folder)}")
+        command = rebuild_command(folder)
+        print(f"{folder}: {shards:,} damaged shards; to make just them anew: {command}")
+        if "TOKENIZER" in command:
+            print(
+                "  with TEXTS and TOKENIZER, and --[no-]add-bos and --[no-]add-eos if given, as they were at the build"
+            )
     except StoreError as error:
         print(error)
     return False

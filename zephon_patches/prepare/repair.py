@@ -31,7 +31,12 @@ def rebuild_command(folder: Path) -> str:
     if field is None and recipe.get("tokens") != "in place":
         return f"{repair}, and the next start of the training run"
     arguments = ["--cache-dir", str(folder.parent.parent), "--shard-bytes", str(recipe.get("shard_bytes", 0))]
-    arguments += [] if field is None else [f"--{field.replace('_', '-')}", str(recipe[field])]
+    if "processor" in recipe:  # its name, and a hash of its source
+        arguments += ["--processor", str(recipe["processor"][0])]
+    elif field is not None:
+        arguments += [f"--{field.replace('_', '-')}", str(recipe[field])]
+    if "on_bad_record" in recipe:
+        arguments += ["--on-bad-record", str(recipe["on_bad_record"])]
     path = "TEXTS"
     if "hub" in recipe:
         name, *values = recipe["hub"]

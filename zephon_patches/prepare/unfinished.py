@@ -33,7 +33,7 @@ from zephon_patches.store.atomic import TEMPORARY_SUFFIX, write_atomic
 from zephon_patches.store.indexed import index_bytes
 from zephon_patches.store.manifest import MANIFEST, FileRecord, InputRange, ShardRecord, shard_record
 
-__all__ = ["PLAN", "SKIPPED", "UNITS", "Unfinished", "Unit", "file_lock", "held", "plan_json", "store_locked", "taken"]
+__all__ = ["PLAN", "SKIPPED", "UNITS", "Unfinished", "Unit", "file_lock", "held", "store_locked", "taken"]
 
 PLAN, UNITS, SKIPPED, PLAN_LOCK = "plan.json", "units", "skipped.jsonl", "plan.lock"
 
@@ -88,19 +88,13 @@ def store_locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def plan_json(files: list[FileRecord], units: Sequence[Sequence[InputRange]]) -> bytes:
-    """The bytes of a plan: its files, and (file, start, stop) of the ranges of each unit."""
-    ranges = [[(piece.file, piece.start, piece.stop) for piece in unit] for unit in units]
-    return _signed({"files": [asdict(file) for file in files], "units": ranges})
-
-
-def _signed(content: dict[str, Any]) -> bytes:
+def sealed(content: dict[str, Any]) -> bytes:
     """Plain data with a hash of it, by which damage is noticed."""
     return (canonical_json({**content, "hash": fingerprint(content)}) + "\n").encode("ascii")
 
 
-def _unsigned(data: bytes) -> dict[str, Any]:
-    """What was signed.
+def unsealed(data: bytes) -> dict[str, Any]:
+    """What was sealed.
 
     Raises:
         ValueError: It is damaged.
@@ -150,7 +144,7 @@ class Unfinished:
             ValueError: It is damaged.
         """
         try:
-            content = _unsigned((self.folder / PLAN).read_bytes())
+            content = unsealed((self.folder / PLAN).read_bytes())
             if content["files"] != [asdict(file) for file in files]:
                 return None
             return [[InputRange(*piece) for piece in unit] for unit in content["units"]]
@@ -164,7 +158,8 @@ class Unfinished:
         # The records went before the shards, so that none ever stands for a shard that is gone.
         for old in [*self.folder.glob("[0-9]*-*.*"), *self.folder.glob(SKIPPED)]:
             old.unlink()
-        write_atomic(self.folder / PLAN, plan_json(files, units))
+        ranges = [[(piece.file, piece.start, piece.stop) for piece in unit] for unit in units]
+        write_atomic(self.folder / PLAN, sealed({"files": [asdict(file) for file in files], "units": ranges}))
 
     # --- who is at work ---
 
@@ -252,7 +247,7 @@ class Unfinished:
             lines = [json.dumps(entry) + "\n" for entry in skipped]
             write_atomic(self.skipped_path(record.name), "".join(lines).encode("ascii"))
         content = {**record.to_dict(), "last": last, "proven": proven}
-        write_atomic(self._record_path(record.name), _signed(content))
+        write_atomic(self._record_path(record.name), sealed(content))
 
     def skipped_path(self, name: str) -> Path:
         """The list of the records that were left out of a shard: a line of JSON for each."""
@@ -290,7 +285,7 @@ class Unfinished:
         Raises:
             FileNotFoundError, ValueError, KeyError, TypeError, AttributeError: There is none that counts.
         """
-        content = _unsigned(path.read_bytes())
+        content = unsealed(path.read_bytes())
         last = content.pop("last")
         if not content.pop("proven") and (self._exact or is_distrusted(self.folder)):
             raise ValueError("what a fast engine made does not count here")

@@ -7,6 +7,7 @@ writes the same bytes. ``docs/store.md`` describes each field.
 
 import json
 import re
+import stat
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -127,6 +128,8 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device, whose end would never come
+                raise StoreError(f"{path}: cannot be read (no regular file); remove {folder} to build the store anew")
             content = json.loads(path.read_bytes())
         except FileNotFoundError:
             raise StoreError(f"{folder}: no finished token store here ({MANIFEST} is missing)") from None
