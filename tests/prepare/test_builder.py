@@ -382,3 +382,18 @@ def test_another_rank_of_the_machine_takes_over_when_the_builder_dies(mixed):
     assert sorted(map(bool, built)) == [False, True]
     assert contents(store_folder(mixed)) == contents(open_store(mixed, cache="whole").folder)
     assert left_in(store_folder(mixed)) == ["plan.lock"]
+
+
+def test_a_file_that_goes_away_under_its_builder_is_told_with_what_may_have_done_it(mixed, monkeypatch):
+    """As where locks hold on one machine only, and a builder on another takes this one for dead."""
+    mark = Unfinished.mark
+
+    def lose(store, record, *arguments):
+        mark(store, record, *arguments)
+        (store.folder / f"{record.name}.origin").rename(store.folder / "gone" / "x")
+
+    monkeypatch.setattr(Unfinished, "mark", lose)
+    with pytest.raises(StoreError, match=r"a file went away under its builder \(.*\.origin.*not localflock"):
+        open_store(mixed)
+    monkeypatch.undo()
+    assert open_store(mixed).num_documents == 60

@@ -396,6 +396,12 @@ def errors_explained(source: Input, folder: Path) -> Iterator[None]:
                 f"{folder}: this file system has no file locks ({error}), which building a store needs; set "
                 "data.cache_dir to one that has, or prepare the store there and copy its folder here"
             ) from error
+        if isinstance(error, FileNotFoundError) and folder.is_dir():
+            raise StoreError(
+                f"{folder}: a file went away under its builder ({error}); either someone removed it, and starting "
+                "again helps, or builders on other machines do not see this one's locks (Lustre: mount with flock, not "
+                "localflock), and then build on one machine alone"
+            ) from error
         raise StoreError(
             f"{folder}: the store of source {source.name!r} is not finished and cannot be built here ({error})"
             "; set data.cache_dir to a folder with room that can be written to"
