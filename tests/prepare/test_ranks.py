@@ -159,7 +159,7 @@ def test_an_engine_that_is_no_ranks_engine_is_an_error(folder):
         ({"special_tokens": {"<|begin|>": True}}, r"'<\|begin\|>' has the id True, expected one below"),
         ({"special_tokens": {"": 400}}, r"'' has the id 400, expected one below"),
         ({"bos_token": "<s>"}, r"bos_token is '<s>', which is none of special_tokens"),
-        ({"ranks": "nowhere"}, r"nowhere: cannot be read \(No such file"),
+        ({"ranks": "nowhere"}, r"nowhere: not found; tiktoken.json beside it names it"),
         ({"tokens": 1}, r"unknown key 'tokens'; the keys are ranks, pattern, special_tokens, bos_token, eos_token"),
     ],
 )
@@ -191,7 +191,7 @@ def test_two_tokens_of_one_rank_are_refused(tmp_path):
         TextTokenizer(write_ranks(tmp_path, train_ranks() | {b"zz": 17}))
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"{", "damaged, not JSON"), (b"[]", "expected a JSON object with")])
+@pytest.mark.parametrize(("content", "message"), [(b"{", "damaged, not JSON"), (b"[]", "expected a JSON object")])
 def test_a_damaged_config_is_named(tmp_path, content, message):
     (write_ranks(tmp_path) / "tiktoken.json").write_bytes(content)
     with pytest.raises(InputError, match=message):

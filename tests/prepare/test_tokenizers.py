@@ -1,6 +1,7 @@
 """Ids as TorchTitan's tokenizer gives them, BOS and EOS each once, and what the identity stands for."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -201,6 +202,19 @@ def test_damaged_file_is_named(tmp_path, name, content, reason):
     write(tmp_path, word_level(), {})
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=f"{name}: {reason}"):
+        TextTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_pipe_or_a_device_is_no_tokenizer_s_file(tmp_path, name):
+    write(tmp_path, word_level(), {})
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(InputError, match=f"{name}: cannot be read .no regular file"):
+        TextTokenizer(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match=f"{name}: cannot be read .no regular file"):
         TextTokenizer(tmp_path)
 
 

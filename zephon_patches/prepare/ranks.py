@@ -27,6 +27,7 @@ import orjson
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from zephon_patches.errors import InputError
+from zephon_patches.prepare.small_files import read_object, read_whole
 
 __all__ = ["RANKS_CONFIG", "Ranks", "is_ranks_folder"]
 
@@ -168,14 +169,7 @@ class Ranks:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = orjson.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except orjson.JSONDecodeError as error:
-        raise InputError(f"{path}: damaged, not JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: expected a JSON object with the keys {', '.join(_KEYS)}")
+    config = read_object(path)
     for key in config:
         if key not in _KEYS:
             raise InputError(f"{path}: unknown key {key!r}; the keys are {', '.join(_KEYS)}")
@@ -190,9 +184,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        data = read_whole(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: not found; {RANKS_CONFIG} beside it names it") from None
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():

@@ -30,6 +30,7 @@ from zephon_patches.keys import fingerprint
 from zephon_patches.prepare.engines import Engine, FastokensEngine, TiktokenEngine, TokenizersEngine, UnsuitableEngine
 from zephon_patches.prepare.nasty import nasty_texts
 from zephon_patches.prepare.ranks import RANKS_CONFIG, Ranks, is_ranks_folder
+from zephon_patches.prepare.small_files import read_object
 
 __all__ = ["TextTokenizer"]
 
@@ -281,16 +282,9 @@ def _load_json(folder: Path) -> _Loaded:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        content = orjson.loads(path.read_bytes())
+        return read_object(path)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except orjson.JSONDecodeError as error:
-        raise InputError(f"{path}: damaged, not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object")
-    return content
 
 
 def _add_special_tokens(
