@@ -17,6 +17,7 @@ __all__ = ["Data", "DataConfig", "SourceConfig", "StageConfig", "data_config_fro
 
 LoadingStrategy = Literal["stock", "zephon"]
 OnBadRecord = Literal["error", "skip"]
+Packing = Literal["concat", "best_fit", "document"]
 
 MAX_SEED = 2**63 - 1
 
@@ -232,6 +233,25 @@ class DataConfig:
     add_eos: bool | None = None
     """Whether EOS stands behind each document, once; as TorchTitan where not set: if the tokenizer has it"""
 
+    packing: Packing = "concat"
+    """
+    How documents become samples: "concat" puts them one after the other and cuts at seq_len; "best_fit" keeps them
+    whole where they fit, and puts those together that leave little padding; "document" gives each a sample of its own.
+    The last two cut what is longer into pieces
+    """
+
+    positions: bool = False
+    """
+    Whether samples carry positions that start at 0 at each document, for the model's rotary embedding; else the model
+    counts through the sample
+    """
+
+    mask_boundaries: bool = False
+    """
+    Whether the label that is another document's first token is left out of the loss; goes with "concat", since the
+    other packings have no such label
+    """
+
     epochs: int = 0
     """
     Passes over all sources after which the data ends, each sample exactly so many times; 0 has no end. Goes with
@@ -294,6 +314,15 @@ class DataConfig:
             raise ConfigError(f"data.max_build_minutes = {minutes!r}: expected a number of minutes, 0 or more")
         for key in ("add_bos", "add_eos"):
             _check_flag(f"data.{key}", getattr(self, key))
+        _check_choice("data.packing", self.packing, Packing)
+        for key in ("positions", "mask_boundaries"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(f"data.{key} = {getattr(self, key)!r}: expected true or false")
+        if self.mask_boundaries and self.packing != "concat":
+            raise ConfigError(
+                f'data.mask_boundaries goes with data.packing = "concat": with {self.packing!r} no label is another '
+                "document's token; leave it out"
+            )
         _check_type("data.epochs", self.epochs, int)
         if self.epochs < 0:
             raise ConfigError(f"data.epochs = {self.epochs}: expected 1 or more, or 0 for data without end")

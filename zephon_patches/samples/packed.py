@@ -20,7 +20,7 @@ Worked case, ``seq_len`` = 6, the pieces with the tokens 1 2 3 and 7 8 9::
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ __all__ = [
     "mask_boundaries",
     "packed_shard",
     "piece_starts",
+    "row_starts",
 ]
 
 
@@ -115,6 +116,12 @@ def piece_starts(pieces: np.ndarray) -> list[int]:
         pieces: Of one sample, as ``Plan.sample`` gives them.
     """
     return [0, *np.cumsum(pieces[:, 1] - 1).tolist()]
+
+
+def row_starts(shard: PackedShard, number: int) -> list[int]:
+    """As ``piece_starts``, of a sample of a shard."""
+    counts = shard.pieces[2 * shard.starts[number] + 1 : 2 * shard.starts[number + 1] : 2].tolist()
+    return list(accumulate((count - 1 for count in counts), initial=0))
 
 
 def document_starts(pointers: np.ndarray, itemsize: int, first: int, stop: int) -> np.ndarray:

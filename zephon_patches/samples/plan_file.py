@@ -38,7 +38,7 @@ from zephon_patches.store.indexed import index_bytes
 from zephon_patches.store.manifest import ShardRecord
 from zephon_patches.store.reader import map_file
 
-__all__ = ["PLANNERS", "ensure_plan", "open_plan", "plan_path", "write_plan"]
+__all__ = ["PLANNERS", "ensure_plan", "lengths_of", "open_plan", "plan_checksum", "plan_path", "write_plan"]
 
 PLANNERS: dict[str, Callable[[np.ndarray, int], Plan]] = {"best_fit": plan_best_fit, "document": plan_documents}
 
@@ -68,7 +68,7 @@ def ensure_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) ->
         return open_plan(folder, shard, packing, seq_len)
     except StoreError:
         pass
-    lengths = _lengths(folder, shard)
+    lengths = lengths_of(folder, shard)
     try:
         plan = PLANNERS[packing](lengths, seq_len)
     except ValueError as error:
@@ -124,6 +124,13 @@ def open_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) -> P
     return plan
 
 
+def plan_checksum(path: Path) -> str:
+    """The checksum that stands in a plan, in hexadecimal; for a plan that was opened."""
+    with open(path, "rb") as file:
+        (checksum,) = _CHECKSUM.unpack(file.read(_HEADER.size)[-_CHECKSUM.size :])
+    return f"{checksum:016x}"
+
+
 def _is_sound(plan: Plan, num_tokens: int, seq_len: int) -> bool:
     starts, pieces = plan.starts, plan.pieces
     if starts[0] != 0 or starts[-1] != len(pieces) or not (np.diff(starts) > 0).all():
@@ -148,8 +155,12 @@ def _bytes(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array, "<i8").reshape(-1).view(np.uint8).data
 
 
-def _lengths(folder: Path, shard: ShardRecord) -> np.ndarray:
-    """int32, the tokens of each document, from a shard's index."""
+def lengths_of(folder: Path, shard: ShardRecord) -> np.ndarray:
+    """The tokens of each document, int32, from a shard's index.
+
+    Raises:
+        StoreError: It is missing, has another size, or lengths that are not the shard's.
+    """
     path = folder / f"{shard.name}.idx"
     try:
         size = path.stat().st_size
