@@ -15,13 +15,14 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from zephon_patches.cli.table import aligned
-from zephon_patches.config import HUB, Data, DataConfig, SourceConfig, data_config_from_table
+from zephon_patches.config import HUB, Data, DataConfig, Packing, SourceConfig, data_config_from_table
 from zephon_patches.errors import ConfigError, StoreError
+from zephon_patches.loader.plans import open_plans
 from zephon_patches.prepare.build import (
     Building,
     Outlook,
@@ -35,6 +36,7 @@ from zephon_patches.prepare.builder import Part
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.parallel import cores
 from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.samples.plan_list import PlanList
 from zephon_patches.store.indexed import HEADER
 from zephon_patches.store.reader import TokenStore
 
@@ -44,6 +46,9 @@ else:
     import tomli as tomllib
 
 __all__ = ["add_to"]
+
+_SEQ_LEN = 2048
+"""TorchTitan's default"""
 
 _SOURCE_OPTIONS = (
     "text_field",
@@ -85,6 +90,17 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
     parser.add_argument(
+        "--packing",
+        choices=get_args(Packing),
+        help="how documents become samples, for which best_fit and document have plans that are made too (concat)",
+    )
+    parser.add_argument(
+        "--seq-len",
+        type=int,
+        metavar="N",
+        help="places of a sample, for those plans (the config's training.seq_len and validation.seq_len)",
+    )
+    parser.add_argument(
         "--workers", type=int, metavar="N", help="processes that tokenize (all cores that the process may use)"
     )
     parser.add_argument(
@@ -103,7 +119,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    data, tokenizer = _settings(arguments)
+    data, tokenizer, seq_lens = _settings(arguments)
     workers = cores() if arguments.workers is None else arguments.workers
     if workers < 1:
         raise ConfigError(f"--workers {workers}: expected at least 1")
@@ -142,6 +158,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
     if stores:
         print(_summary_table(stores))
+    if stores and data.packing != "concat":
+        plans = [open_plans(store, name, data.packing, seq_lens[role]) for name, role, store in stores]
+        print(_plans_table(stores, plans))
     return 0
 
 
@@ -174,6 +193,24 @@ def _summary_table(stores: list[tuple[str, str, TokenStore]]) -> str:
             ]
         )
     return aligned(header, rows, left=("source", "role", "skipped", "folder"))
+
+
+def _plans_table(stores: list[tuple[str, str, TokenStore]], plans: list[PlanList]) -> str:
+    """What the packing makes of the stores: documents left out are those without a label."""
+    header = ["source", "role", "packing", "seq_len", "samples", "fill", "left out"]
+    rows = [
+        [
+            name,
+            role,
+            planned.packing,
+            f"{planned.seq_len:,}",
+            f"{int(planned.samples.sum()):,}",
+            f"{100 * planned.fill:.2f} %",
+            f"{int(planned.left_out.sum()):,}",
+        ]
+        for (name, role, _), planned in zip(stores, plans, strict=True)
+    ]
+    return aligned(header, rows, left=("source", "role", "packing"))
 
 
 def _largest_document(store: TokenStore) -> int:
@@ -216,11 +253,14 @@ def _plan_table(names: list[str], outlooks: list[Outlook]) -> str:
     return aligned(header, rows, left=("source", "store", "folder"))
 
 
-def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
-    """The data's settings and the tokenizer's folder; options win over the config."""
+def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str, dict[str, int]]:
+    """The data's settings, the tokenizer's folder, and the places of a sample by role; options win over the config."""
     if (arguments.config is None) == (arguments.source is None):
         raise ConfigError("give either --config FILE or --source NAME=PATH")
+    seq_lens = dict.fromkeys(("training", "validation"), _SEQ_LEN)
     if arguments.config is not None:
+        if arguments.packing is not None:
+            raise ConfigError("--packing goes with --source; a config has its own data.packing")
         for key in _SOURCE_OPTIONS:
             if getattr(arguments, key) is not None:
                 option = f"--{key.replace('_', '-')}"
@@ -232,6 +272,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         tokenizer = arguments.tokenizer or _table(content, "model", arguments.config).get("hf_assets_path")
         if not isinstance(tokenizer, str | None):
             raise ConfigError(f"{arguments.config}: [model]: hf_assets_path = {tokenizer!r}: expected a string")
+        for role in seq_lens:
+            seq_lens[role] = _table(content, role, arguments.config).get("seq_len", _SEQ_LEN)
         if not (data.sources or data.validation_sources):
             raise ConfigError(
                 f"{arguments.config}: no [[data.sources]]; data sets of TorchTitan's registry are tokenized by the "
@@ -242,7 +284,9 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         if not equals:
             raise ConfigError(f"--source {arguments.source}: expected NAME=PATH, such as web=/data/web")
         given = {key: getattr(arguments, key) for key in _SOURCE_OPTIONS if getattr(arguments, key) is not None}
-        data = DataConfig(sources=[SourceConfig(name, path, **given)])
+        data = DataConfig(sources=[SourceConfig(name, path, **given)], packing=arguments.packing or "concat")
+        if data.packing != "concat" and arguments.seq_len is None:
+            raise ConfigError(f"--packing {data.packing}: its plans are for one length of samples; give --seq-len too")
         tokenizer = arguments.tokenizer
     if not tokenizer:
         raise ConfigError("no tokenizer: give --tokenizer FOLDER (with tokenizer.json)")
@@ -251,7 +295,12 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
     if arguments.shard_bytes is not None:
         data.shard_bytes = arguments.shard_bytes
     data.__post_init__()  # checks what the options set
-    return data, tokenizer
+    if arguments.seq_len is not None:
+        seq_lens = dict.fromkeys(seq_lens, arguments.seq_len)
+    for role, seq_len in seq_lens.items():
+        if not isinstance(seq_len, int) or seq_len < 1:
+            raise ConfigError(f"seq_len = {seq_len!r} of {role}: expected a number of tokens, at least 1")
+    return data, tokenizer, seq_lens
 
 
 def _table(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:

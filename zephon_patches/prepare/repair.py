@@ -91,8 +91,8 @@ def _reopen(folder: Path, manifest: Manifest, damaged: set[int]) -> None:
     (folder / MANIFEST).unlink()
     sync_folder(folder)
     for number in lost:
-        for kind in ("bin", "idx", "origin"):
-            (folder / f"{manifest.shards[number].name}.{kind}").unlink(missing_ok=True)
+        for path in folder.glob(f"{manifest.shards[number].name}.*"):  # its plans too
+            path.unlink()
 
 
 def _check_plan(folder: Path, manifest: Manifest) -> None:
