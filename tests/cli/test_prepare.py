@@ -315,7 +315,7 @@ def test_the_repository_s_own_configs_are_read(path):
     # Whether their texts are here is another matter.
     parser = argparse.ArgumentParser()
     command.add_to(parser.add_subparsers())
-    data, tokenizer, seq_lens = command._settings(parser.parse_args(["prepare", "--config", str(path)]))
+    data, tokenizer, _ = command._settings(parser.parse_args(["prepare", "--config", str(path)]))
     assert data.sources and tokenizer
 
 

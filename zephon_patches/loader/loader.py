@@ -93,7 +93,6 @@ class Loader:
         self.end = end
         self._cursor = 0
         self._delivered = 0  # micro-batches of the step that starts at the cursor
-        self._rows_in_last_step = 0
         self._has_labels = False
         self._found_labels = False  # in the step that starts at the cursor
         self._iterator: object | None = None  # marks the iterator that counts
@@ -113,14 +112,14 @@ class Loader:
         return self._delivered
 
     @property
-    def rows_in_last_step(self) -> int:
-        """Rows of this rank in the last completed step, without padding rows; 0 only in a short last step."""
-        return self._rows_in_last_step
+    def samples_may_be_without_labels(self) -> bool:
+        """Whether there may be samples none of whose labels counts, and so steps of all ranks."""
+        return self._reader.may_mask_all
 
     @property
     def may_be_without_labels(self) -> bool:
-        """Whether a rank may have a step in which none of its labels counts."""
-        return self.end is not None or self._reader.may_mask_all
+        """Whether this rank may have a step in which none of its labels counts: there is a short one at an end."""
+        return self.end is not None or self.samples_may_be_without_labels
 
     @property
     def has_labels_in_last_step(self) -> bool:
@@ -268,7 +267,6 @@ class Loader:
         self.steps_delivered += 1
         self.samples_delivered += size
         first, last = mapping.part_of_rank(size, self.topology)
-        self._rows_in_last_step = last - first
         self._has_labels = self._found_labels if self._reader.may_mask_all else last > first
         self._found_labels = False
 
