@@ -67,6 +67,13 @@ class SourceConfig:
     Field or column that holds the token ids of a record, in place of text_field: a list of integers, dotted as there
     """
 
+    chat_field: str = ""
+    """
+    Field or column that holds a conversation, in place of text_field: a list of messages, each with role and content.
+    It becomes a text by the tokenizer's chat template, and only what the assistant says counts in the loss. Goes with
+    data.packing = "best_fit" or "document"
+    """
+
     subset: str = ""
     """Subset (configuration) of a data set of the hub; its only or default one where not set"""
 
@@ -127,6 +134,7 @@ class SourceConfig:
                 f"source {self.name!r}: both processor and text_field are set, and a processor gets the whole record; "
                 "leave one of them out"
             )
+        self._check_chat()
         for key, is_set in (("text_field", self.text_field != "text"), ("processor", bool(self.processor))):
             if self.token_field and is_set:
                 raise ConfigError(
@@ -139,6 +147,22 @@ class SourceConfig:
         _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)
         if self.weight is not None:
             _check_weight(f"source {self.name!r}: weight", self.weight)
+
+    def _check_chat(self) -> None:
+        _check_type(f"source {self.name!r}: chat_field", self.chat_field, str)
+        others = {
+            "text_field": self.text_field != "text",
+            "token_field": bool(self.token_field),
+            "processor": bool(self.processor),
+            "add_bos": self.add_bos is not None,
+            "add_eos": self.add_eos is not None,
+        }
+        for key, is_set in others.items():
+            if self.chat_field and is_set:
+                raise ConfigError(
+                    f"source {self.name!r}: both chat_field and {key} are set, and a conversation is written by the "
+                    f"tokenizer's chat template, BOS and EOS included; leave {key} out"
+                )
 
     def _check_hub(self) -> None:
         on_hub = self.path.startswith(HUB)
@@ -274,9 +298,9 @@ class DataConfig:
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
     folder, glob, or hf://ORGANISATION/NAME), weight (its share of the samples; by size if none has one), text_field
-    ("text" by default) or token_field (of token ids) or processor ("package.module:function"), on_bad_record ("error"
-    or "skip"), add_bos and add_eos (where they differ from those of [data]), and on the hub subset, split and revision.
-    Without any, training.dataset and training.dataset_path are the source
+    ("text" by default) or token_field (of token ids) or chat_field (of a conversation) or processor
+    ("package.module:function"), on_bad_record ("error" or "skip"), add_bos and add_eos (where they differ from those
+    of [data]), and on the hub subset, split and revision. Without any, training.dataset and training.dataset_path are the source
     """
 
     stages: list[StageConfig] = field(default_factory=list)
@@ -337,6 +361,12 @@ class DataConfig:
                     "by their size; leave it out"
                 )
         self._check_mixture()
+        for source in (*self.sources, *self.validation_sources):
+            if source.chat_field and self.packing == "concat":
+                raise ConfigError(
+                    f'source {source.name!r} has a chat_field, which goes with data.packing = "best_fit" or '
+                    '"document": with "concat" conversations would be cut anywhere and run into each other'
+                )
         paths = {source.name: source.path for source in self.sources}
         for source in self.validation_sources:
             if paths.get(source.name, source.path) != source.path:
@@ -394,9 +424,9 @@ class Data(DataConfig):
     The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
     source's name, and that of its folder in the cache), path (file, folder or glob, or hf://ORGANISATION/NAME),
     weight (its share of the samples; by size if none has one), text_field (field or column with the text of a
-    record; "text" by default) or token_field (with token ids) or processor ("package.module:function" that makes
-    texts of a record), on_bad_record ("error" or "skip"), add_bos and add_eos (where they differ from those here),
-    and on the hub subset, split and revision. An argument can override them by number: --data.sources.0.path.
+    record; "text" by default) or token_field (with token ids) or chat_field (with a conversation) or processor
+    ("package.module:function" that makes texts of a record), on_bad_record ("error" or "skip"), add_bos and add_eos
+    (where they differ from those here), and on the hub subset, split and revision. An argument can override them by number: --data.sources.0.path.
     Without any source, training.dataset and training.dataset_path are the source. [[data.validation_sources]]
     likewise for validation. Other mixtures later in the run are [[data.stages]] tables, with the keys at and
     weights.

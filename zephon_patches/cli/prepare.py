@@ -53,6 +53,7 @@ _SEQ_LEN = 2048
 _SOURCE_OPTIONS = (
     "text_field",
     "token_field",
+    "chat_field",
     "subset",
     "split",
     "revision",
@@ -75,6 +76,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--source", metavar="NAME=PATH", help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
     parser.add_argument("--token-field", help="its field or column with token ids, in place of texts (none)")
+    parser.add_argument("--chat-field", help="its field or column with conversations, in place of texts (none)")
     parser.add_argument("--subset", help="its subset, where its path is hf://ORGANISATION/NAME (its default)")
     parser.add_argument("--split", help="its split on the hub (train)")
     parser.add_argument("--revision", help="its branch, tag or commit on the hub (main)")
@@ -158,7 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
     if stores:
         print(_summary_table(stores))
-    if stores and data.packing != "concat":
+    if stores and data.packing != "concat" and (arguments.config or arguments.packing):
         plans = [open_plans(store, name, data.packing, seq_lens[role]) for name, role, store in stores]
         print(_plans_table(stores, plans))
     return 0
@@ -284,9 +286,13 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str, dict[str,
         if not equals:
             raise ConfigError(f"--source {arguments.source}: expected NAME=PATH, such as web=/data/web")
         given = {key: getattr(arguments, key) for key in _SOURCE_OPTIONS if getattr(arguments, key) is not None}
-        data = DataConfig(sources=[SourceConfig(name, path, **given)], packing=arguments.packing or "concat")
-        if data.packing != "concat" and arguments.seq_len is None:
-            raise ConfigError(f"--packing {data.packing}: its plans are for one length of samples; give --seq-len too")
+        # A store has no packing, but conversations do not go with the default one.
+        packing: Packing = arguments.packing or _default_packing(arguments)
+        data = DataConfig(sources=[SourceConfig(name, path, **given)], packing=packing)
+        if arguments.packing not in (None, "concat") and arguments.seq_len is None:
+            raise ConfigError(
+                f"--packing {arguments.packing}: its plans are for one length of samples; give --seq-len too"
+            )
         tokenizer = arguments.tokenizer
     if not tokenizer:
         raise ConfigError("no tokenizer: give --tokenizer FOLDER (with tokenizer.json)")
@@ -301,6 +307,10 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str, dict[str,
         if not isinstance(seq_len, int) or seq_len < 1:
             raise ConfigError(f"seq_len = {seq_len!r} of {role}: expected a number of tokens, at least 1")
     return data, tokenizer, seq_lens
+
+
+def _default_packing(arguments: argparse.Namespace) -> Packing:
+    return "best_fit" if arguments.chat_field else "concat"
 
 
 def _table(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:

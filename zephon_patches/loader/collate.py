@@ -13,6 +13,7 @@ from zephon_patches.samples.packed import (
     fill_positions,
     fill_rows,
     mask_boundaries,
+    mask_labels,
     packed_shard,
     row_starts,
 )
@@ -126,8 +127,11 @@ class MicroBatchReader:
         samples = [(self._packed_shard(row.source, row.shard), row.sample) for row in rows]
         fill_rows(inputs.numpy(), labels.numpy(), samples)
         for i, row in enumerate(rows):
+            mask = self._stores[row.source].mask(row.shard)
             if row.padding:
                 labels[i] = IGNORE_INDEX
+            elif mask is not None:
+                mask_labels(labels[i].numpy(), mask, *samples[i])
         item = {"input": inputs}
         if self.sampling.positions:
             item["positions"] = torch.empty_like(inputs)

@@ -258,7 +258,7 @@ class Builder:
             live.shard, live.documents, live.tokens = f"{number:06d}-{part:03d}", 0, 0
             with ShardWriter(self.folder, live.shard, self._dtype, self.source.in_place is not None) as writer:
                 for batch in encoded_batches(piece, self.tokenizer):
-                    writer.add(batch.tokens, batch.lengths, batch.origins)
+                    writer.add(batch.tokens, batch.lengths, batch.origins, batch.mask)
                     live.documents += len(batch.lengths)
                     live.tokens += len(batch.tokens)
                     live.unit_text_bytes += batch.text_bytes

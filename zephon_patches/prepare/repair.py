@@ -28,7 +28,7 @@ def rebuild_command(folder: Path) -> str:
     folder = folder.absolute()
     recipe = Manifest.read(folder).recipe
     repair = shlex.join(["zephon-data", "verify", "--repair", str(folder)])
-    field = next((key for key in ("text_field", "token_field") if key in recipe), None)
+    field = next((key for key in ("text_field", "token_field", "chat_field") if key in recipe), None)
     if field is None and recipe.get("tokens") != "in place":
         return f"{repair}, and the next start of the training run"
     arguments = ["--cache-dir", str(folder.parent.parent), "--shard-bytes", str(recipe.get("shard_bytes", 0))]

@@ -34,6 +34,7 @@ __all__ = [
     "fill_positions",
     "fill_rows",
     "mask_boundaries",
+    "mask_labels",
     "packed_shard",
     "piece_starts",
     "row_starts",
@@ -153,6 +154,20 @@ def mask_boundaries(labels: np.ndarray, starts: np.ndarray) -> int:
     places = np.unique(starts[starts > 0]) - 1
     labels[places] = IGNORE_INDEX
     return len(places)
+
+
+def mask_labels(labels: np.ndarray, mask: np.ndarray, shard: PackedShard, number: int) -> None:
+    """Leaves the labels of a sample that do not count by the mask of its shard out of the loss.
+
+    Args:
+        labels: int64, shape ``(seq_len,)``.
+        mask: As ``TokenStore.mask`` gives it.
+    """
+    at = 0
+    numbers = iter(shard.pieces[2 * shard.starts[number] : 2 * shard.starts[number + 1]].tolist())
+    for first, count in zip(numbers, numbers):  # noqa: B905  (takes two at a time)
+        labels[at : at + count - 1][mask[first + 1 : first + count] == 0] = IGNORE_INDEX
+        at += count - 1
 
 
 def fill_positions(positions: np.ndarray, starts: Sequence[int] | np.ndarray) -> None:

@@ -27,7 +27,7 @@ from zephon_patches.samples.pieces import Plan
 from zephon_patches.samples.plan_file import PLANNERS, ensure_plan, lengths_of, open_plan, plan_checksum, plan_path
 from zephon_patches.store.atomic import write_atomic
 from zephon_patches.store.manifest import Manifest
-from zephon_patches.store.reader import TokenStore
+from zephon_patches.store.reader import TokenStore, open_mask
 
 __all__ = ["PlanEntry", "PlanList", "damaged_plans", "entry_of", "list_path", "plan_of", "read_list", "write_list"]
 
@@ -187,7 +187,7 @@ def damaged_plans(folder: Path) -> list[tuple[Path, str]]:
                 except StoreError as error:
                     damages.append((path, str(error).removeprefix(f"{path}: ")))
                     continue
-                expected = planner(lengths_of(folder, shard), seq_len)
+                expected = planner(lengths_of(folder, shard), seq_len, open_mask(folder, shard) if shard.mask else None)
                 if not _are_equal(plan, expected):
                     damages.append((path, "is not the plan that this version makes of the shard"))
     return damages
