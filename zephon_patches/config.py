@@ -154,8 +154,8 @@ class SourceConfig:
             "text_field": self.text_field != "text",
             "token_field": bool(self.token_field),
             "processor": bool(self.processor),
-            "add_bos": self.add_bos is not None,
-            "add_eos": self.add_eos is not None,
+            "add_bos": bool(self.add_bos),
+            "add_eos": bool(self.add_eos),
         }
         for key, is_set in others.items():
             if self.chat_field and is_set:
@@ -300,7 +300,8 @@ class DataConfig:
     folder, glob, or hf://ORGANISATION/NAME), weight (its share of the samples; by size if none has one), text_field
     ("text" by default) or token_field (of token ids) or chat_field (of a conversation) or processor
     ("package.module:function"), on_bad_record ("error" or "skip"), add_bos and add_eos (where they differ from those
-    of [data]), and on the hub subset, split and revision. Without any, training.dataset and training.dataset_path are the source
+    of [data]), and on the hub subset, split and revision. Without any, training.dataset and training.dataset_path are
+    the source
     """
 
     stages: list[StageConfig] = field(default_factory=list)
@@ -426,10 +427,10 @@ class Data(DataConfig):
     weight (its share of the samples; by size if none has one), text_field (field or column with the text of a
     record; "text" by default) or token_field (with token ids) or chat_field (with a conversation) or processor
     ("package.module:function" that makes texts of a record), on_bad_record ("error" or "skip"), add_bos and add_eos
-    (where they differ from those here), and on the hub subset, split and revision. An argument can override them by number: --data.sources.0.path.
-    Without any source, training.dataset and training.dataset_path are the source. [[data.validation_sources]]
-    likewise for validation. Other mixtures later in the run are [[data.stages]] tables, with the keys at and
-    weights.
+    (where they differ from those here), and on the hub subset, split and revision. An argument can override them by
+    number: --data.sources.0.path. Without any source, training.dataset and training.dataset_path are the source.
+    [[data.validation_sources]] likewise for validation. Other mixtures later in the run are [[data.stages]] tables,
+    with the keys at and weights.
     """
 
     loading_strategy: LoadingStrategy = "stock"

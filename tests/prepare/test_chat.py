@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from tests.prepare.stores import contents
+from tests.resume import Place, check_every_stop
 from zephon_patches import DataConfig, SourceConfig, build_loader
 from zephon_patches.cli.__main__ import main
 from zephon_patches.errors import ConfigError, InputError
 from zephon_patches.prepare.build import open_or_build, tokenizer_for
+from zephon_patches.prepare.builder import Builder
 from zephon_patches.prepare.chat import ChatTemplate, Rendered
+from zephon_patches.prepare.encoding import _inside
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.readers import BadRecord
 from zephon_patches.prepare.tokenizers import TextTokenizer
@@ -203,8 +208,6 @@ def test_ids_are_those_of_the_whole_text_and_the_mask_is_what_the_assistant_says
     st.sampled_from([CHATML, GENERATION]),
 )
 def test_labels_are_the_assistant_s_characters_for_any_conversation(tmp_path_factory, turns, text):
-    from zephon_patches.prepare.encoding import _inside
-
     folder = tmp_path_factory.mktemp("any")
     tokenizer = TextTokenizer(write_tokenizer(folder, text))
     messages = [{"role": role, "content": content} for role, content in turns]
@@ -261,6 +264,23 @@ def test_another_template_or_other_special_tokens_make_another_store(folder):
     write_tokenizer(folder / "tokenizer", GENERATION, "file")
     stores.add(build(folder).folder.name)  # the same template from a file
     assert len(stores) == 2
+
+
+def test_bos_and_eos_of_the_data_s_settings_are_no_matter_and_the_advice_can_be_followed(folder, capsys):
+    path = write_chats(folder, TALK)
+    source = make_input(SourceConfig("chat", str(path), chat_field="messages"))
+    names = set()
+    for ends in ({}, {"add_bos": True, "add_eos": True}, {"add_eos": False}):
+        data = DataConfig(packing="document", **ends)
+        tokenizer = tokenizer_for(source, data, TextTokenizer(folder / "tokenizer"))
+        names.add(open_or_build(source, tokenizer, folder / "cache", 0).folder)
+    [store] = names
+    before = contents(store)
+    (store / "manifest.json").unlink()
+    advice = Builder(source, tokenizer, store, {"shard_bytes": 0}).advice()
+    command = shlex.split(advice[advice.index("prepare") :])
+    assert main(command) == 0
+    assert contents(store) == before
 
 
 # --- samples ---
@@ -327,7 +347,7 @@ def test_another_mask_is_other_data(folder):
 
 
 @pytest.mark.parametrize(
-    "more", [{"text_field": "t"}, {"token_field": "t"}, {"processor": "a:b"}, {"add_bos": True}, {"add_eos": False}]
+    "more", [{"text_field": "t"}, {"token_field": "t"}, {"processor": "a:b"}, {"add_bos": True}, {"add_eos": True}]
 )
 def test_settings_that_do_not_go_with_conversations_are_refused_by_name(more):
     with pytest.raises(ConfigError, match=f"both chat_field and {next(iter(more))} are set"):
@@ -353,3 +373,24 @@ def test_prepare_makes_a_store_of_conversations_and_its_plans(folder, capsys):
     assert main([*source, str(folder / "d"), "--chat-field", "messages"]) == 0
     [store] = (folder / "d" / "chat").iterdir()
     assert (store / "000000-000.mask").exists()
+
+
+def test_a_run_is_stopped_at_every_step_and_goes_on_at_other_sizes(folder):
+    write_chats(
+        folder,
+        *[[{"role": "user", "content": f"hi {n}"}, {"role": "assistant", "content": "no " * n}] for n in range(40)],
+    )
+
+    def build_rank(place, rank):
+        return build_loader(
+            config(folder, positions=True),
+            folder / "tokenizer",
+            seq_len=24,
+            global_batch_size=place.batch,
+            local_batch_size=place.local,
+            dp_rank=rank,
+            dp_size=place.dp,
+            num_workers=place.workers,
+        )
+
+    check_every_stop(build_rank, Place(2, 3), [Place(3, 4), Place(1, 12), Place(5, 2, workers=1)], 5)

@@ -190,7 +190,7 @@ class FileInput:
         self._reading = Reading(field, setting)
         self._needed: str | None = field
         self._settings: dict[str, Any] = {setting: field}
-        if source.token_field:  # which stay as they are; [data]'s settings are of texts
+        if setting != "text_field":  # which stay as they are, or have their own; [data]'s settings are of texts
             self.add_bos, self.add_eos = bool(source.add_bos), bool(source.add_eos)
         # What has its default stays out, so that a setting that is added leaves the keys of stores as they are.
         if source.on_bad_record != "error":
