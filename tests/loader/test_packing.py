@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import pickle
 import stat
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from zephon_patches.loader.plans import open_plans
 from zephon_patches.loader.state import describe_order
 from zephon_patches.samples import plan_list
 from zephon_patches.samples.plan_file import PLANNERS, open_plan
+from zephon_patches.store.manifest import Manifest, ShardRecord
 from zephon_patches.store.reader import TokenStore
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -334,3 +336,24 @@ def test_verify_of_plans_finds_what_is_damaged(store, packing):
     found = dict(plan_list.damaged_plans(store.folder))
     assert found.keys() == {plan, store.folder / f"{packing}-8.json"}
     assert "not JSON" in found[store.folder / f"{packing}-8.json"]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_state_stays_small(corpus, kind):
+    assert len(json.dumps(builder(corpus, **kind)(Place(1, 4), 0).state_dict())) < 1024
+
+
+def test_opening_ten_thousand_shards_reads_no_plan_and_keeps_little(tmp_path, monkeypatch):
+    count = 10_000
+    records = [ShardRecord(f"{n:06d}-000", 2, 20, "0" * 16, f"{n:016x}", "0" * 16) for n in range(count)]
+    (tmp_path / "manifest.json").write_bytes(Manifest({}, "<u2", [], records).to_json())
+    store = TokenStore(tmp_path)
+    entries = [plan_list.PlanEntry(3, 18, 0, f"{n:016x}") for n in range(count)]
+    plan_list.write_list(tmp_path, store.data_fingerprint, "best_fit", 8, entries)
+    opened = []
+    monkeypatch.setattr(plan_list, "ensure_plan", lambda *arguments: opened.append(arguments))
+    plans = open_plans(store, "web", "best_fit", 8)
+    assert int(plans.samples.sum()) == 3 * count
+    assert not opened
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best_fit-8.json", "manifest.json"]
+    assert len(pickle.dumps(plans)) < 100 * count

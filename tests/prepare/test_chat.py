@@ -24,6 +24,7 @@ from zephon_patches.prepare.encoding import _inside
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.readers import BadRecord
 from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.prepare.unfinished import Unfinished
 from zephon_patches.samples.sequence import IGNORE_INDEX
 from zephon_patches.store.verify import verify_store
 
@@ -394,3 +395,18 @@ def test_a_run_is_stopped_at_every_step_and_goes_on_at_other_sizes(folder):
         )
 
     check_every_stop(build_rank, Place(2, 3), [Place(3, 4), Place(1, 12), Place(5, 2, workers=1)], 5)
+
+
+def test_a_mask_that_an_unfinished_store_lost_is_made_again(folder):
+    write_chats(folder, TALK)
+    found = build(folder)
+    store, [shard] = found.folder, found.manifest.shards
+    before = contents(store)
+    (store / "manifest.json").unlink()
+    (store / "units").mkdir()
+    unfinished = Unfinished(store, np.dtype("<u2"))
+    unfinished.mark(shard, last=True)
+    assert unfinished.has(0, 0)
+    (store / "000000-000.mask").unlink()
+    assert not unfinished.has(0, 0)
+    assert contents(build(folder).folder) == before
