@@ -94,3 +94,13 @@ def test_plans_of_a_damaged_shard_go_with_it(mixed, capsys):
     store = open_store(mixed)
     assert verify(store.folder) == 0
     assert {name for name in before if name not in contents(store.folder)} == {"000002-000.best_fit-8"}
+
+
+@pytest.mark.parametrize("path", ["absent", "x" * 300, "circle", "file", "file/below"])
+def test_what_is_no_store_is_told_with_status_1(tmp_path, monkeypatch, capsys, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "file").write_text("")
+    assert verify(path) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith(path) and out.count("\n") == 1 and err == ""
