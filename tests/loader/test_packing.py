@@ -273,13 +273,18 @@ def test_a_damaged_or_stale_plan_is_never_used(store, damage):
     assert plan_files(store) == good
 
 
-def test_a_list_that_fits_with_a_plan_that_another_version_made_is_an_error(store):
+@pytest.mark.parametrize("wrong", ["samples", "checksum"])
+def test_a_list_that_fits_with_a_plan_that_another_version_made_is_an_error(store, wrong):
     corpus, store = store
     open_plans(store, "web", "best_fit", 8)
     entries = [plan_list.entry_of(store.folder, store, i, "best_fit", 8) for i in range(len(store.tokens_per_shard))]
-    entries[0] = entries[0]._replace(checksum="0" * 16)
+    if wrong == "samples":
+        entries = [entry._replace(samples=entry.samples + 1) for entry in entries]
+    else:
+        entries[0] = entries[0]._replace(checksum="0" * 16)
     plan_list.write_list(store.folder, store.data_fingerprint, "best_fit", 8, entries)
-    with pytest.raises(StoreError, match=r"has 0000000000000000: another version .*remove .*best_fit-8.json"):
+    said = "samples and the checksum" if wrong == "samples" else "and 0000000000000000"
+    with pytest.raises(StoreError, match=rf"{said}.*: another version .*remove .*best_fit-8.json"):
         epoch_of(corpus, 8, shard_bytes=5000, packing="best_fit")
 
 

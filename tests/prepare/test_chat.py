@@ -3,6 +3,7 @@
 import gzip
 import json
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -410,3 +411,25 @@ def test_a_mask_that_an_unfinished_store_lost_is_made_again(folder):
     (store / "000000-000.mask").unlink()
     assert not unfinished.has(0, 0)
     assert contents(build(folder).folder) == before
+
+
+def test_a_source_in_which_the_assistant_never_speaks_is_an_error(folder):
+    write_chats(folder, TALK[:2], TALK[1:2])
+    assert verify_store(build(folder).folder) == []
+    with pytest.raises(InputError, match=r"0 tokens in 0 documents .* give no sample; .*no label 2"):
+        loader_of(folder, 16)
+
+
+def test_skipped_records_are_listed_in_their_order(folder):
+    write_chats(folder, TALK, TALK[:2], "bad", TALK[:1], 7, TALK)
+    store = build(folder, on_bad_record="skip")
+    lines = [json.loads(line) for line in (store.folder / "skipped.jsonl").read_text().splitlines()]
+    assert [line["record"] for line in lines] == [1, 2, 3, 4]
+    assert store.manifest.skipped == {"no label": 2, "wrong type": 2}
+
+
+def test_ranks_have_no_chat_template(folder, monkeypatch):
+    tokenizer = TextTokenizer(folder / "tokenizer")
+    monkeypatch.setattr(tokenizer, "_loaded", replace(tokenizer._loaded, tokenizer=None))
+    with pytest.raises(InputError, match="conversations need a tokenizer.json and its chat template"):
+        tokenizer.chat_template()

@@ -221,6 +221,7 @@ def _open(
             raise InputError(
                 f"source {source.name!r}: {store.num_tokens:,} tokens in {store.num_documents:,} documents "
                 f"({source.path}) give no sample; a sample needs two tokens in a row"
+                + "".join(f"; skipped: {reason} {count:,}" for reason, count in store.manifest.skipped.items())
             )
         if planned is not None:
             logger.info(

@@ -123,14 +123,14 @@ def read_list(store: TokenStore, packing: str, seq_len: int) -> PlanList:
         written = content.pop("hash")
         if written != fingerprint(content):
             raise StoreError(f"{path}: damaged, its hash does not match")
-        found = (content["format"], content["packing"], content["seq_len"], content["data"])
-        expected = (_FORMAT, packing, seq_len, store.data_fingerprint)
-        if found != expected:
+        found = [content["format"], content["packing"], content["seq_len"], content["data"]]
+        expected = [_FORMAT, packing, seq_len, store.data_fingerprint]
+        if canonical_json(found) != canonical_json(expected):  # to Python true and 1.0 are 1
             raise StoreError(f"{path}: is a list of (format, packing, seq_len, data) {found}, expected {expected}")
         shards = len(store.tokens_per_shard)
         samples, labels, left_out = (_counts(content[key], shards) for key in ("samples", "labels", "left_out"))
         plans = content["plans"]
-        if len(plans) != shards or not all(type(plan) is str for plan in plans):
+        if not isinstance(plans, list) or len(plans) != shards or not all(type(plan) is str for plan in plans):
             raise ValueError("plans")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise StoreError(f"{path}: not what this version writes ({error!r})") from None
@@ -153,11 +153,12 @@ def plan_of(store: TokenStore, shard: int, plans: PlanList) -> Plan:
             f"{path}: is lost or damaged, and cannot be made again here ({error.strerror or error}); make the store's "
             "folder one that can be written to, or copy the plan to it"
         ) from error
-    if checksum != plans.checksums[shard]:
+    if (checksum, plan.num_samples) != (plans.checksums[shard], int(plans.samples[shard])):
         listed = list_path(store.folder, plans.packing, plans.seq_len)
         raise StoreError(
-            f"{path}: its checksum is {checksum}, but {listed.name} has {plans.checksums[shard]}: another version of "
-            f"this program wrote one of them; remove {listed} and all plans beside it, and start again"
+            f"{path}: has {plan.num_samples:,} samples and the checksum {checksum}, but {listed.name} has "
+            f"{plans.samples[shard]:,} and {plans.checksums[shard]}: another version wrote one of them; remove "
+            f"{listed} and all plans beside it, and start again"
         )
     return plan
 
