@@ -21,25 +21,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
+from tokenizers import Tokenizer, models
 
-from zephon_patches.loader.collate import Item, MicroBatchReader, Row
-from zephon_patches.loader.loader import Loader
-from zephon_patches.mapping import Topology
-from zephon_patches.order.global_order import GlobalOrder
-from zephon_patches.order.shuffle import SourceOrder
+from zephon_patches import DataConfig, SourceConfig, build_loader
+from zephon_patches.loader.collate import Item
 from zephon_patches.samples.best_fit import plan_best_fit
 from zephon_patches.samples.chunking import num_samples
-from zephon_patches.samples.packed import fill_rows, packed_shard
 from zephon_patches.samples.pieces import cut_pieces, plan_documents
-from zephon_patches.samples.plan_file import ensure_plan
-from zephon_patches.samples.sequence import IGNORE_INDEX
-from zephon_patches.store.atomic import write_atomic
-from zephon_patches.store.indexed import HEADER
-from zephon_patches.store.manifest import MANIFEST, Manifest
-from zephon_patches.store.reader import TokenStore
-from zephon_patches.store.writer import ShardWriter
+from zephon_patches.store.indexed import HEADER, encode_index
+from zephon_patches.store.manifest import Manifest
 
+_IDS = 50_000
 _TURN = 256  # batches that one loader delivers before the other does: as many as are located at once
 
 
@@ -132,56 +124,33 @@ def cut_by_concat(lengths: np.ndarray, seq_len: int) -> int:
     return int(((lengths > 1) & (lengths - 1 <= seq_len) & ((first - 1) // seq_len != (last - 1) // seq_len)).sum())
 
 
-class PackedReader(MicroBatchReader):
-    """Reads rows of best-fit samples of one store."""
-
-    def __init__(self, store: TokenStore, seq_len: int) -> None:
-        super().__init__([store], seq_len)
-        plans = [ensure_plan(store.folder, shard, "best_fit", seq_len) for shard in store.manifest.shards]
-        self.samples = np.array([plan.num_samples for plan in plans], dtype=np.int64)
-        self._shards = [packed_shard(store.tokens(number), plan) for number, plan in enumerate(plans)]
-
-    def read(self, rows: Sequence[Row]) -> Item:
-        buffer = torch.empty((2, len(rows), self.seq_len), dtype=torch.int64)
-        inputs, labels = buffer.numpy()
-        fill_rows(inputs, labels, [(self._shards[row.shard], row.sample) for row in rows])
-        for i, row in enumerate(rows):
-            if row.padding:
-                labels[i] = IGNORE_INDEX
-        return {"input": buffer[0]}, buffer[1]
-
-
-def deliver(lengths: np.ndarray, seq_len: int, rounds: int, batches: int, shards: int = 32) -> None:
+def deliver(lengths: np.ndarray, seq_len: int, rounds: int, batches: int, documents: int = 48_000) -> None:
     """Prints the speed of best-fit samples by that of concat ones."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        random = np.random.default_rng(0)
-        records = []
-        for shard in range(shards):
-            part = lengths[1500 * shard : 1500 * (shard + 1)]
-            with ShardWriter(folder, f"{shard:06d}-000", np.dtype("<u2")) as writer:
-                writer.add(random.integers(0, 2**16, part.sum(), dtype=np.uint16), part.tolist(), [(0, 0)] * len(part))
-                records.append(writer.finish([]))
-        write_atomic(folder / MANIFEST, Manifest({}, "<u2", [], records).to_json())
-        store = TokenStore(folder)
-        for shard in range(shards):
-            store.tokens(shard).sum()  # brings every page into memory
-        packed = PackedReader(store, seq_len)
-        readers = [(MicroBatchReader([store], seq_len), num_samples(store.tokens_per_shard, seq_len))]
-        readers.append((packed, packed.samples))
+        lengths = lengths[:documents]
+        tokens = np.random.default_rng(0).integers(0, _IDS, lengths.sum(), dtype=np.uint16)
+        (folder / "random.bin").write_bytes(tokens.tobytes())
+        (folder / "random.idx").write_bytes(encode_index(lengths, tokens.dtype))
+        (folder / "tokenizer").mkdir()
+        tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(_IDS)}, unk_token="0"))
+        tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+        source = SourceConfig("random", str(folder / "random"))
+        shard_bytes = tokens.nbytes // 32
         loaders = [
-            Loader(
-                GlobalOrder([SourceOrder("random", samples, 0, 256)]),
-                reader,
-                "{}",
+            build_loader(
+                DataConfig(sources=[source], cache_dir=str(folder / "c"), shard_bytes=shard_bytes, packing=packing),
+                folder / "tokenizer",
+                seq_len=seq_len,
                 global_batch_size=8,
                 local_batch_size=8,
-                topology=Topology(0, 1),
-                end=None,
             )
-            for reader, samples in readers
+            for packing in ("concat", "best_fit")
         ]
         items = [iter(loader) for loader in loaders]
+        for item in items:  # brings pages and plans into memory
+            for _ in range(int(tokens.size) // (8 * seq_len)):
+                next(item)
         ratios = []
         for _ in range(rounds):
             # In turns, and by the processor's time, so that whatever else the machine does changes little.

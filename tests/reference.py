@@ -19,6 +19,7 @@ WORD = 2**64
 class Sample(NamedTuple):
     inputs: tuple[int, ...]
     labels: tuple[int, ...]
+    positions: tuple[int, ...] = ()
 
 
 # --- documents to samples ---
@@ -48,6 +49,41 @@ def samples_of_shard(tokens: Sequence[int], seq_len: int) -> list[Sample]:
         behind = [row[-1][1], *[PAD] * (missing - 1)] if missing else []
         samples.append(Sample((*(a for a, _ in row), *behind), (*(b for _, b in row), *[IGNORE] * missing)))
     return samples
+
+
+def samples_of_documents(
+    documents: Sequence[Sequence[int]],
+    seq_len: int,
+    packing: str,
+    positions: bool = False,
+    mask_boundaries: bool = False,
+) -> list[Sample]:
+    """The samples of a shard in any packing, with all that they may hold."""
+    if packing != "concat":
+        pieces = cut(documents, seq_len)
+        rows = best_fit(pieces, seq_len) if packing == "best_fit" else [[piece] for piece in pieces]
+        stream = [token for tokens in documents for token in tokens]
+        samples = [sample_of_pieces(stream, row, seq_len) for row in rows]
+        runs = [[piece.tokens - 1 for piece in row] for row in rows]
+    else:
+        samples, runs = [], []
+        owner = [number for number, tokens in enumerate(documents) for _ in tokens]
+        cuts = samples_of_shard([token for tokens in documents for token in tokens], seq_len)
+        for number, sample in enumerate(cuts):
+            owners = owner[number * seq_len : (number + 1) * seq_len + 1]
+            labels = list(sample.labels)
+            for place, (one, other) in enumerate(itertools.pairwise(owners)):
+                if mask_boundaries and one != other:
+                    labels[place] = IGNORE
+            samples.append(Sample(sample.inputs, tuple(labels)))
+            runs.append([len(list(run)) for _, run in itertools.groupby(owners[:seq_len])])
+    if not positions:
+        return samples
+    full = [[*run, seq_len - sum(run)] for run in runs]
+    return [
+        sample._replace(positions=tuple(place for count in run for place in range(count)))
+        for sample, run in zip(samples, full, strict=True)
+    ]
 
 
 class Piece(NamedTuple):
@@ -148,12 +184,22 @@ class Stream:
 
     Args:
         shards: The tokens of each shard.
+        holds: In place of ``concat``, settings of ``samples_of_documents``; then each shard is its documents.
     """
 
     def __init__(
-        self, shards: Sequence[Sequence[int]], seq_len: int, name: str = "web", seed: int = 0, shuffle_shards: int = 256
+        self,
+        shards: Sequence[Sequence],
+        seq_len: int,
+        name: str = "web",
+        seed: int = 0,
+        shuffle_shards: int = 256,
+        holds: dict | None = None,
     ) -> None:
-        self._samples = [samples_of_shard(tokens, seq_len) for tokens in shards]
+        self._samples = [
+            samples_of_shard(shard, seq_len) if holds is None else samples_of_documents(shard, seq_len, **holds)
+            for shard in shards
+        ]
         self._settings = (name, [len(samples) for samples in self._samples], seed, shuffle_shards)
         self._orders: dict[int, list[tuple[int, int]]] = {}
         self.epoch_samples = sum(len(samples) for samples in self._samples)

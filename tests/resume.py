@@ -58,6 +58,10 @@ def expected_stream(corpus: Corpus, *, seq_len: int = 8, shard_bytes: int = 0, *
     """What a corpus must give, by the reference."""
     shards = reference.cut_documents(corpus.line_bytes, shard_bytes or 2**24)
     documents = corpus.documents
+    holds = {key: order.pop(key) for key in ("packing", "positions", "mask_boundaries") if key in order}
+    if holds:
+        holds = {"packing": "concat", **holds}
+        return reference.Stream([[documents[d] for d in shard] for shard in shards], seq_len, holds=holds, **order)
     return reference.Stream([[t for d in shard for t in documents[d]] for shard in shards], seq_len, **order)
 
 
@@ -132,7 +136,9 @@ class Run:
 
 def rows_of(item: Any) -> list[Sample]:
     inputs, labels = item
-    return [Sample(tuple(a), tuple(b)) for a, b in zip(inputs["input"].tolist(), labels.tolist(), strict=True)]
+    rows = [inputs["input"].tolist(), labels.tolist()]
+    rows += [inputs["positions"].tolist()] if "positions" in inputs else []
+    return [Sample(*map(tuple, row)) for row in zip(*rows, strict=True)]
 
 
 def is_padding(row: Sample) -> bool:

@@ -17,6 +17,7 @@ __all__ = ["Data", "DataConfig", "SourceConfig", "StageConfig", "data_config_fro
 
 LoadingStrategy = Literal["stock", "zephon"]
 OnBadRecord = Literal["error", "skip"]
+Packing = Literal["concat", "best_fit", "document"]
 TokenizerEngine = Literal["auto", "tokenizers", "fastokens", "tiktoken"]
 
 MAX_SEED = 2**63 - 1
@@ -65,6 +66,13 @@ class SourceConfig:
     token_field: str = ""
     """
     Field or column that holds the token ids of a record, in place of text_field: a list of integers, dotted as there
+    """
+
+    chat_field: str = ""
+    """
+    Field or column that holds a conversation, in place of text_field: a list of messages, each with role and content.
+    It becomes a text by the tokenizer's chat template, and only what the assistant says counts in the loss. Goes with
+    data.packing = "best_fit" or "document"
     """
 
     subset: str = ""
@@ -128,6 +136,7 @@ class SourceConfig:
                 f"source {self.name!r}: both processor and text_field are set, and a processor gets the whole record; "
                 "leave one of them out"
             )
+        self._check_chat()
         for key, is_set in (("text_field", self.text_field != "text"), ("processor", bool(self.processor))):
             if self.token_field and is_set:
                 raise ConfigError(
@@ -140,6 +149,22 @@ class SourceConfig:
         _check_choice(f"source {self.name!r}: on_bad_record", self.on_bad_record, OnBadRecord)
         if self.weight is not None:
             _check_weight(f"source {self.name!r}: weight", self.weight)
+
+    def _check_chat(self) -> None:
+        _check_type(f"source {self.name!r}: chat_field", self.chat_field, str)
+        others = {
+            "text_field": self.text_field != "text",
+            "token_field": bool(self.token_field),
+            "processor": bool(self.processor),
+            "add_bos": bool(self.add_bos),
+            "add_eos": bool(self.add_eos),
+        }
+        for key, is_set in others.items():
+            if self.chat_field and is_set:
+                raise ConfigError(
+                    f"source {self.name!r}: both chat_field and {key} are set, and a conversation is written by the "
+                    f"tokenizer's chat template, BOS and EOS included; leave {key} out"
+                )
 
     def _check_hub(self) -> None:
         on_hub = self.path.startswith(HUB)
@@ -234,6 +259,25 @@ class DataConfig:
     add_eos: bool | None = None
     """Whether EOS stands behind each document, once; as TorchTitan where not set: if the tokenizer has it"""
 
+    packing: Packing = "concat"
+    """
+    How documents become samples: "concat" puts them one after the other and cuts at seq_len; "best_fit" keeps them
+    whole where they fit, and puts those together that leave little padding; "document" gives each a sample of its own.
+    The last two cut what is longer into pieces
+    """
+
+    positions: bool = False
+    """
+    Whether samples carry positions that start at 0 at each document, for the model's rotary embedding; else the model
+    counts through the sample
+    """
+
+    mask_boundaries: bool = False
+    """
+    Whether the label that is another document's first token is left out of the loss; goes with "concat", since the
+    other packings have no such label
+    """
+
     tokenizer_engine: TokenizerEngine = "auto"
     """
     Library that tokenizes; the ids do not depend on it. "auto" is fastokens where it loads the tokenizer, and
@@ -262,9 +306,10 @@ class DataConfig:
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
     folder, glob, or hf://ORGANISATION/NAME), weight (its share of the samples; by size if none has one), text_field
-    ("text" by default) or token_field (of token ids) or processor ("package.module:function"), on_bad_record ("error"
-    or "skip"), add_bos and add_eos (where they differ from those of [data]), and on the hub subset, split and revision.
-    Without any, training.dataset and training.dataset_path are the source
+    ("text" by default) or token_field (of token ids) or chat_field (of a conversation) or processor
+    ("package.module:function"), on_bad_record ("error" or "skip"), add_bos and add_eos (where they differ from those
+    of [data]), and on the hub subset, split and revision. Without any, training.dataset and training.dataset_path are
+    the source
     """
 
     stages: list[StageConfig] = field(default_factory=list)
@@ -303,6 +348,15 @@ class DataConfig:
             raise ConfigError(f"data.max_build_minutes = {minutes!r}: expected a number of minutes, 0 or more")
         for key in ("add_bos", "add_eos"):
             _check_flag(f"data.{key}", getattr(self, key))
+        _check_choice("data.packing", self.packing, Packing)
+        for key in ("positions", "mask_boundaries"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(f"data.{key} = {getattr(self, key)!r}: expected true or false")
+        if self.mask_boundaries and self.packing != "concat":
+            raise ConfigError(
+                f'data.mask_boundaries goes with data.packing = "concat": with {self.packing!r} no label is another '
+                "document's token; leave it out"
+            )
         _check_choice("data.tokenizer_engine", self.tokenizer_engine, TokenizerEngine)
         _check_type("data.epochs", self.epochs, int)
         if self.epochs < 0:
@@ -318,6 +372,12 @@ class DataConfig:
                     "by their size; leave it out"
                 )
         self._check_mixture()
+        for source in (*self.sources, *self.validation_sources):
+            if source.chat_field and self.packing == "concat":
+                raise ConfigError(
+                    f'source {source.name!r} has a chat_field, which goes with data.packing = "best_fit" or '
+                    '"document": with "concat" conversations would be cut anywhere and run into each other'
+                )
         paths = {source.name: source.path for source in self.sources}
         for source in self.validation_sources:
             if paths.get(source.name, source.path) != source.path:
@@ -375,12 +435,12 @@ class Data(DataConfig):
     The sources stand in the TOML file, one [[data.sources]] table each, with the keys name (the
     source's name, and that of its folder in the cache), path (file, folder or glob, or hf://ORGANISATION/NAME),
     weight (its share of the samples; by size if none has one), text_field (field or column with the text of a
-    record; "text" by default) or token_field (with token ids) or processor ("package.module:function" that makes
-    texts of a record), on_bad_record ("error" or "skip"), add_bos and add_eos (where they differ from those here),
-    and on the hub subset, split and revision. An argument can override them by number: --data.sources.0.path.
-    Without any source, training.dataset and training.dataset_path are the source. [[data.validation_sources]]
-    likewise for validation. Other mixtures later in the run are [[data.stages]] tables, with the keys at and
-    weights.
+    record; "text" by default) or token_field (with token ids) or chat_field (with a conversation) or processor
+    ("package.module:function" that makes texts of a record), on_bad_record ("error" or "skip"), add_bos and add_eos
+    (where they differ from those here), and on the hub subset, split and revision. An argument can override them by
+    number: --data.sources.0.path. Without any source, training.dataset and training.dataset_path are the source.
+    [[data.validation_sources]] likewise for validation. Other mixtures later in the run are [[data.stages]] tables,
+    with the keys at and weights.
     """
 
     loading_strategy: LoadingStrategy = "stock"

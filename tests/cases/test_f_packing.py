@@ -5,6 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from tests.corpora import make_corpus
+from tests.resume import Place, builder
 from tests.samples.plans import numbered
 from tests.samples.test_packed import junk, read_concat
 from zephon_patches.samples.best_fit import plan_best_fit
@@ -73,3 +75,15 @@ def test_f11_no_token_is_lost_and_what_is_left_out_is_counted(planner):
     _, labels, _ = read_packed(plan, numbered(lengths), 4)
     assert sorted(labels[labels != IGNORE_INDEX].tolist()) == [2, 3, 4, 5, 7, 9, 10]
     assert plan.left_out == 1
+
+
+def test_f03_rows_are_exactly_seq_len_and_the_last_label_is_the_next_sample_s_first_input(tmp_path):
+    """F03: seq_len 8; 20 documents of 10 tokens make 199 labels."""
+    corpus = make_corpus(tmp_path, [9] * 20)
+    loader = builder(corpus, shuffle_shards=0, infinite=False)(Place(1, 1, 1), 0)
+    items = [(inputs["input"], labels) for inputs, labels in loader]
+    assert len(items) == 25
+    assert {(inputs.shape, labels.shape) for inputs, labels in items} == {((1, 8), (1, 8))}
+    for (inputs, labels), (following, _) in pairwise(items):
+        assert labels[0, :-1].tolist() == inputs[0, 1:].tolist()
+        assert labels[0, -1] == following[0, 0]

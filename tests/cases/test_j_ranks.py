@@ -119,7 +119,7 @@ def test_processes_agree_on_the_order_though_no_seed_is_set(corpus, expected):
     ]
     outputs = [json.loads(process.communicate(timeout=100)[0]) for process in processes]
     for step in range(8):  # over the epoch's end at 83
-        rows = [(tuple(inputs), tuple(labels)) for output in outputs for inputs, labels in output[step]]
+        rows = [tuple(map(tuple, row)) for output in outputs for row in output[step]]
         assert rows == expected.rows(12 * step, 12 * step + 12)
 
 

@@ -340,7 +340,7 @@ def test_the_repository_s_own_configs_are_read(path):
     # Whether their texts are here is another matter.
     parser = argparse.ArgumentParser()
     command.add_to(parser.add_subparsers())
-    data, tokenizer = command._settings(parser.parse_args(["prepare", "--config", str(path)]))
+    data, tokenizer, _ = command._settings(parser.parse_args(["prepare", "--config", str(path)]))
     assert data.sources and tokenizer
 
 
@@ -414,3 +414,46 @@ def test_it_imports_neither_torch_nor_torchtitan(corpus):
     done = run("prepare", "--config", corpus.folder / "run.toml", code=PROGRAM)
     assert done.returncode == 0, done.stderr
     assert len(stores_in(corpus.folder / "cache")) == 2
+
+
+# --- packings ---
+
+
+def test_the_plans_of_a_config_s_packing_are_made_and_what_they_leave_out_is_told(corpus, capsys):
+    config = corpus.folder / "run.toml"
+    text = config.read_text().replace("[data]\n", '[data]\npacking = "best_fit"\n')
+    config.write_text(text + "\n[training]\nseq_len = 8\n[validation]\nseq_len = 4\n")
+    assert prepare("--config", config) == 0
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    assert lines[0] == "source  role        packing   seq_len  samples     fill  left out"
+    assert re.fullmatch(r"web     training    best_fit        8 +\d+ +9\d\.\d\d % +0", lines[1])
+    assert re.fullmatch(r"check   validation  best_fit        4 +3 +75\.00 % +0", lines[2])
+    check, web = stores_in(corpus.folder / "cache")
+    before = contents(web)
+    assert {"best_fit-8.json", "000000-000.best_fit-8"} <= before.keys()
+    assert {"best_fit-4.json", "000000-000.best_fit-4"} <= contents(check).keys()
+    # The run finds them, and a second command leaves them alone.
+    loader = build_loader(
+        corpus.config(shard_bytes=900, packing="best_fit"),
+        corpus.tokenizer,
+        seq_len=8,
+        global_batch_size=12,
+        local_batch_size=12,
+    )
+    next(iter(loader))
+    assert prepare("--config", config) == 0
+    assert contents(web) == before
+    assert prepare("--config", config, "--seq-len", 16) == 0
+    assert "best_fit-16.json" in contents(web)
+
+
+def test_the_packing_of_one_source_needs_a_length(corpus, capsys):
+    source = ["--source", f"web={corpus.texts}", "--tokenizer", corpus.tokenizer, "--cache-dir", corpus.folder / "c"]
+    assert prepare(*source, "--packing", "document") == 1
+    assert "give --seq-len too" in capsys.readouterr().err
+    assert prepare(*source, "--packing", "document", "--seq-len", 0) == 1
+    assert "seq_len = 0 of training: expected a number of tokens" in capsys.readouterr().err
+    assert prepare(*source, "--packing", "document", "--seq-len", 8) == 0
+    assert "document-8.json" in contents(stores_in(corpus.folder / "c")[0])
+    assert prepare("--config", corpus.folder / "run.toml", "--packing", "document") == 1
+    assert "--packing goes with --source" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import pytest
 
 from tests.prepare.stores import SHARD_BYTES, contents, open_store, write_mixed
 from zephon_patches.cli.__main__ import main
+from zephon_patches.loader.plans import open_plans
 
 
 @pytest.fixture
@@ -65,6 +66,40 @@ def test_one_bad_store_does_not_hide_the_others(mixed, capsys):
         assert f"remove {bad} to build the store anew" in lines[0]
         assert "absent: no finished token store here (manifest.json is missing)" in lines[1]
         assert "sound" in lines[2]
+
+
+def test_damaged_plans_are_named_and_removed_on_request(mixed, capsys):
+    store = open_store(mixed)
+    made = open_plans(store, "web", "best_fit", 8)
+    before = contents(store.folder)
+    assert verify(store.folder) == 0
+    damaged = store.folder / "000002-000.best_fit-8"
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    (store.folder / "best_fit-8.json").write_text("{}")
+    capsys.readouterr()
+    assert verify(store.folder) == 1
+    out = capsys.readouterr().out
+    assert f"{damaged}: " in out
+    assert "bytes, but its" in out
+    assert f"{store.folder}/best_fit-8.json: not what this version writes" in out
+    assert "2 files of plans damaged; zephon-data verify --repair removes them" in out
+    assert f"{store.folder}: sound, 60 documents" in out
+    assert verify("--repair", store.folder) == 0
+    assert verify(store.folder) == 0
+    assert open_plans(store, "web", "best_fit", 8).checksums == made.checksums
+    assert contents(store.folder) == before
+
+
+def test_plans_of_a_damaged_shard_go_with_it(mixed, capsys):
+    store = open_store(mixed)
+    open_plans(store, "web", "best_fit", 8)
+    before = contents(store.folder)
+    (store.folder / "000002-000.idx").write_bytes(b"")
+    assert verify("--repair", store.folder) == 0
+    assert not list(store.folder.glob("000002-000.*"))
+    store = open_store(mixed)
+    assert verify(store.folder) == 0
+    assert {name for name in before if name not in contents(store.folder)} == {"000002-000.best_fit-8"}
 
 
 @pytest.mark.parametrize("path", ["absent", "x" * 300, "circle", "file", "file/below"])

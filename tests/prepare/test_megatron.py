@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.corpora import make_corpus, write_tokenizer
 from tests.prepare.stores import contents, documents_of, open_store, write_mixed
+from tests.reference import samples_of_documents
 from tests.resume import Place, Run, uninterrupted
 from zephon_patches import DataConfig, SourceConfig, build_evaluation_loader, build_loader
 from zephon_patches.cli.__main__ import main
@@ -671,3 +672,25 @@ def test_megatron_opens_a_store_of_ours(tmp_path):
         found += [data[i].tolist() for i in range(len(data))]
     assert found == documents_of(ours)
     assert len(found) == 60
+
+
+# --- packings ---
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "document"])
+def test_tokens_in_place_are_packed_by_plans_beside_the_store(folder, packing):
+    write_pair(folder / "ids")
+    source = SourceConfig("web", str(folder / "ids"))
+    config = DataConfig(
+        sources=[source], cache_dir=str(folder / "cache"), packing=packing, positions=True, shuffle_shards=0
+    )
+    loader = build_loader(
+        config, folder / "tokenizer", seq_len=4, global_batch_size=1, local_batch_size=1, infinite=False
+    )
+    rows = [(inputs["input"].tolist()[0], labels.tolist()[0]) for inputs, labels in loader]
+    expected = samples_of_documents(JOINED, 4, packing)
+    assert [(list(row.inputs), list(row.labels)) for row in expected] == rows
+    [store] = (folder / "cache" / "web").iterdir()
+    assert (store / f"{packing}-4.json").exists()
+    assert not list(folder.glob(f"ids*{packing}*"))
+    assert main(["verify", str(store), "--tokens-in", str(folder)]) == 0

@@ -60,7 +60,7 @@ def test_rows_and_positions_are_the_reference_s(planner, lengths, seq_len, dtype
         for number, *row, count in zip(batch, inputs.tolist(), labels.tolist(), counts, strict=True):
             pieces = as_reference(plan.sample(number), lengths)
             expected = reference.sample_of_pieces(stream, pieces, seq_len)
-            assert tuple(map(tuple, row)) == expected
+            assert reference.Sample(*map(tuple, row)) == expected
             assert count == sum(label != IGNORE_INDEX for label in expected.labels)
             positions = junk(seq_len)
             fill_positions(positions, piece_starts(plan.sample(number)))

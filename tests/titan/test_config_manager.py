@@ -145,7 +145,8 @@ def test_help_shows_every_setting_and_the_fields_of_a_source(parse, toml):
     data = page[page.index("data options Where") :]
     for field in dataclasses.fields(Data):
         name = field.name.replace("_", "-")
-        assert f"--data.{name} " in data or field.name in ("sources", "validation_sources", "stages")
+        shown = f"--data.{name} " in data or f"--data.{name}, --data.no-{name}" in data  # of a flag
+        assert shown or field.name in ("sources", "validation_sources", "stages")
     assert "[[data.sources]]" in data and "[[data.validation_sources]]" in data and "[[data.stages]]" in data
     for field in dataclasses.fields(SourceConfig):
         assert re.search(rf"\b{field.name}\b", data)
@@ -175,7 +176,7 @@ def test_every_field_of_the_settings_has_a_real_type():
 
 @dataclasses.dataclass
 class ExtraData:
-    packing: int = 3
+    window: int = 3
 
 
 @dataclasses.dataclass
@@ -198,17 +199,17 @@ def custom_module(monkeypatch):
 
 
 def test_a_custom_config_is_merged_with_the_data_table(parse, custom_module):
-    toml = TOML.replace("seed = 4", "seed = 4\npacking = 8") + "\n[extra]\nrate = 0.25\n"
+    toml = TOML.replace("seed = 4", "seed = 4\nwindow = 8") + "\n[extra]\nrate = 0.25\n"
     config = parse(toml, "--job.custom_config_module", custom_module, "--data.sources.0.path", "x")
     assert isinstance(config, JobConfig)
     assert isinstance(config.data, Data)
-    assert (config.data.packing, config.data.seed, config.extra.rate) == (8, 4, 0.25)
+    assert (config.data.window, config.data.seed, config.extra.rate) == (8, 4, 0.25)
     assert config.data.sources == [SourceConfig("web", "x"), SourceConfig("books", "books", "body")]
 
 
 def test_a_custom_config_is_checked_too(parse, custom_module):
-    toml = f"[job]\ncustom_config_module = '{custom_module}'\n[data]\npaking = 8\n"
-    with pytest.raises(ConfigError, match=r"'paking'.*packing"):
+    toml = f"[job]\ncustom_config_module = '{custom_module}'\n[data]\nwndow = 8\n"
+    with pytest.raises(ConfigError, match=r"'wndow'.*window"):
         parse(toml)
     with pytest.raises(ConfigError, match="loading_strategy"):
-        parse(toml.replace("paking = 8", "loading_strategy = 'x'"))
+        parse(toml.replace("wndow = 8", "loading_strategy = 'x'"))

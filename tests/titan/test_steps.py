@@ -4,11 +4,13 @@ import logging
 import shutil
 
 import pytest
+import torch
 
 from tests.corpora import D60, make_corpus, make_sources
 from tests.resume import expected_mix, expected_stream
 from tests.titan.jobs import FakeTrainer, changed, job
 from zephon_patches.errors import ConfigError, StateError
+from zephon_patches.titan import hook
 from zephon_patches.titan.steps import place_to_start
 
 SAMPLES = 83  # of an epoch: 6 full steps of 12 and one of 11
@@ -212,3 +214,21 @@ def test_several_sources_without_weights_come_exactly_so_often(tmp_path):
     size = mix.epoch_samples
     for epoch in range(3):
         assert sorted(rows[epoch * size : (epoch + 1) * size]) == sorted(rows[:size])
+
+
+# --- steps without a label ---
+
+
+def test_a_step_without_a_label_has_loss_0_and_others_keep_theirs():
+    class Upstream:
+        def forward_backward_step(self, *, input_dict, labels, global_valid_tokens):
+            return labels / global_valid_tokens
+
+    trainer = Upstream()
+    hook._divide_by_one_label_at_least(trainer)
+    for number in (torch.tensor, float):  # on one rank; reduced over several
+        for sum_of_loss, count, loss in ((0.0, 0, 0.0), (6.0, 4, 1.5), (6.0, 1, 6.0)):
+            found = trainer.forward_backward_step(
+                input_dict={}, labels=torch.tensor(sum_of_loss), global_valid_tokens=number(float(count))
+            )
+            assert float(found) == loss

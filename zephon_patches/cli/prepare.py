@@ -20,8 +20,17 @@ from typing import Any, get_args
 import numpy as np
 
 from zephon_patches.cli.table import aligned
-from zephon_patches.config import HUB, Data, DataConfig, SourceConfig, TokenizerEngine, data_config_from_table
+from zephon_patches.config import (
+    HUB,
+    Data,
+    DataConfig,
+    Packing,
+    SourceConfig,
+    TokenizerEngine,
+    data_config_from_table,
+)
 from zephon_patches.errors import ConfigError, StoreError
+from zephon_patches.loader.plans import open_plans
 from zephon_patches.prepare.build import (
     Building,
     Outlook,
@@ -34,6 +43,7 @@ from zephon_patches.prepare.build import (
 from zephon_patches.prepare.builder import Part
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.samples.plan_list import PlanList
 from zephon_patches.store.indexed import HEADER, index_bytes
 from zephon_patches.store.reader import TokenStore
 
@@ -44,9 +54,13 @@ else:
 
 __all__ = ["add_to"]
 
+_SEQ_LEN = 2048
+"""TorchTitan's default"""
+
 _SOURCE_OPTIONS = (
     "text_field",
     "token_field",
+    "chat_field",
     "subset",
     "split",
     "revision",
@@ -86,6 +100,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--source", metavar="NAME=PATH", action=_Once, help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
     parser.add_argument("--token-field", help="its field or column with token ids, in place of texts (none)")
+    parser.add_argument("--chat-field", help="its field or column with conversations, in place of texts (none)")
     parser.add_argument("--subset", help="its subset, where its path is hf://ORGANISATION/NAME (its default)")
     parser.add_argument("--split", help="its split on the hub (train)")
     parser.add_argument("--revision", help="its branch, tag or commit on the hub (main)")
@@ -109,6 +124,17 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
     parser.add_argument(
+        "--packing",
+        choices=get_args(Packing),
+        help="how documents become samples, for which best_fit and document have plans that are made too (concat)",
+    )
+    parser.add_argument(
+        "--seq-len",
+        type=int,
+        metavar="N",
+        help="places of a sample, for those plans (the config's training.seq_len and validation.seq_len)",
+    )
+    parser.add_argument(
         "--workers", type=int, metavar="N", help="processes that tokenize (as many as are of use, at most one a core)"
     )
     parser.add_argument(
@@ -127,7 +153,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    data, tokenizer = _settings(arguments)
+    data, tokenizer, seq_lens = _settings(arguments)
     workers = arguments.workers
     if workers is not None and not 1 <= workers <= _MAX_WORKERS:
         raise ConfigError(f"--workers {workers}: expected 1 to {_MAX_WORKERS:,} processes of this machine")
@@ -166,6 +192,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
     if stores:
         print(_summary_table(stores))
+    if stores and data.packing != "concat" and (arguments.config or arguments.packing):
+        plans = [open_plans(store, name, data.packing, seq_lens[role]) for name, role, store in stores]
+        print(_plans_table(stores, plans))
     return 0
 
 
@@ -199,6 +228,24 @@ def _summary_table(stores: list[tuple[str, str, TokenStore]]) -> str:
             ]
         )
     return aligned(header, rows, left=("source", "role", "skipped", "folder"))
+
+
+def _plans_table(stores: list[tuple[str, str, TokenStore]], plans: list[PlanList]) -> str:
+    """What the packing makes of the stores: documents left out are those without a label."""
+    header = ["source", "role", "packing", "seq_len", "samples", "fill", "left out"]
+    rows = [
+        [
+            name,
+            role,
+            planned.packing,
+            f"{planned.seq_len:,}",
+            f"{int(planned.samples.sum()):,}",
+            f"{100 * planned.fill:.2f} %",
+            f"{int(planned.left_out.sum()):,}",
+        ]
+        for (name, role, _), planned in zip(stores, plans, strict=True)
+    ]
+    return aligned(header, rows, left=("source", "role", "packing"))
 
 
 def _largest_document(store: TokenStore) -> int:
@@ -243,11 +290,14 @@ def _plan_table(names: list[str], outlooks: list[Outlook]) -> str:
     return aligned(header, rows, left=("source", "store", "folder"))
 
 
-def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
-    """The data's settings and the tokenizer's folder; options win over the config."""
+def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str, dict[str, int]]:
+    """The data's settings, the tokenizer's folder, and the places of a sample by role; options win over the config."""
     if (arguments.config is None) == (arguments.source is None):
         raise ConfigError("give either --config FILE or --source NAME=PATH")
+    seq_lens = dict.fromkeys(("training", "validation"), _SEQ_LEN)
     if arguments.config is not None:
+        if arguments.packing is not None:
+            raise ConfigError("--packing goes with --source; a config has its own data.packing")
         for key in _SOURCE_OPTIONS:
             if getattr(arguments, key) is not None:
                 option = f"--{key.replace('_', '-')}"
@@ -259,6 +309,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         tokenizer = arguments.tokenizer or _table(content, "model", arguments.config).get("hf_assets_path")
         if not isinstance(tokenizer, str | None):
             raise ConfigError(f"{arguments.config}: [model]: hf_assets_path = {tokenizer!r}: expected a string")
+        for role in seq_lens:
+            seq_lens[role] = _table(content, role, arguments.config).get("seq_len", _SEQ_LEN)
         if not (data.sources or data.validation_sources):
             raise ConfigError(
                 f"{arguments.config}: no [[data.sources]]; data sets of TorchTitan's registry are tokenized by the "
@@ -269,7 +321,13 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         if not equals:
             raise ConfigError(f"--source {arguments.source}: expected NAME=PATH, such as web=/data/web")
         given = {key: getattr(arguments, key) for key in _SOURCE_OPTIONS if getattr(arguments, key) is not None}
-        data = DataConfig(sources=[SourceConfig(name, path, **given)])
+        # A store has no packing, but conversations do not go with the default one.
+        packing: Packing = arguments.packing or _default_packing(arguments)
+        data = DataConfig(sources=[SourceConfig(name, path, **given)], packing=packing)
+        if arguments.packing not in (None, "concat") and arguments.seq_len is None:
+            raise ConfigError(
+                f"--packing {arguments.packing}: its plans are for one length of samples; give --seq-len too"
+            )
         tokenizer = arguments.tokenizer
     if tokenizer and "\0" in tokenizer:
         raise ConfigError(f"tokenizer folder {tokenizer!r}: no path has a NUL in it")
@@ -282,7 +340,16 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
     if arguments.shard_bytes is not None:
         data.shard_bytes = arguments.shard_bytes
     data.__post_init__()  # checks what the options set
-    return data, tokenizer
+    if arguments.seq_len is not None:
+        seq_lens = dict.fromkeys(seq_lens, arguments.seq_len)
+    for role, seq_len in seq_lens.items():
+        if not isinstance(seq_len, int) or seq_len < 1:
+            raise ConfigError(f"seq_len = {seq_len!r} of {role}: expected a number of tokens, at least 1")
+    return data, tokenizer, seq_lens
+
+
+def _default_packing(arguments: argparse.Namespace) -> Packing:
+    return "best_fit" if arguments.chat_field else "concat"
 
 
 def _table(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from zephon_patches.errors import ConfigError, StoreError
 from zephon_patches.prepare.repair import rebuild_command, reopen_store
+from zephon_patches.samples.plan_list import damaged_plans
 from zephon_patches.store.manifest import MANIFEST, Manifest
 from zephon_patches.store.verify import verify_store
 
@@ -62,6 +63,7 @@ def _stores_at(path: Path) -> list[Path]:
 def _verify(folder: Path, repair: bool, tokens_root: Path | None) -> bool:
     try:
         damages = reopen_store(folder) if repair else verify_store(folder, tokens_root)
+        plans_are_sound = bool(damages) or _verify_plans(folder, repair)
         if not damages:
             manifest = Manifest.read(folder)
             if manifest.in_place and tokens_root is None:
@@ -71,7 +73,7 @@ def _verify(folder: Path, repair: bool, tokens_root: Path | None) -> bool:
                 )
             counts = f"{manifest.documents:,} documents, {manifest.tokens:,} tokens, {len(manifest.shards):,} shards"
             print(f"{folder}: sound, {counts}")
-            return True
+            return plans_are_sound
         for damage in damages:
             print(f"{damage.path}: {damage.problem}")
         input_files = sorted({damage.path for damage in damages if damage.path.parent != folder})
@@ -97,6 +99,19 @@ def _verify(folder: Path, repair: bool, tokens_root: Path | None) -> bool:
     except StoreError as error:
         print(error)
     return False
+
+
+def _verify_plans(folder: Path, repair: bool) -> bool:
+    """Checks the plans of packings of a store that is sound otherwise; False if damage is left."""
+    damages = damaged_plans(folder)
+    for path, problem in damages:
+        print(f"{path}: {problem}")
+        if repair:
+            path.unlink()
+    if damages:
+        what = "removed" if repair else "damaged; zephon-data verify --repair removes them"
+        print(f"{folder}: {len(damages):,} files of plans {what}; the next start that needs them makes them anew")
+    return repair or not damages
 
 
 def _names_of(manifest: Manifest) -> str:

@@ -1,5 +1,6 @@
 """Builds loaders: opens the stores, or makes them first, and lays the global order over them."""
 
+import logging
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from zephon_patches.errors import ConfigError, InputError
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.evaluation import EvaluationLoader
 from zephon_patches.loader.loader import Loader
+from zephon_patches.loader.plans import open_plans
 from zephon_patches.loader.state import describe_order, describe_stages
 from zephon_patches.loader.workers import Delivery
 from zephon_patches.mapping import Skips, Topology
@@ -23,9 +25,13 @@ from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.shards import Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.samples.chunking import num_samples
+from zephon_patches.samples.plan_list import PlanList
+from zephon_patches.samples.sequence import Sampling
 from zephon_patches.store.reader import TokenStore
 
 __all__ = ["build_evaluation_loader", "build_loader"]
+
+logger = logging.getLogger(__name__)
 
 # Seconds that other ranks leave to rank 0 to start building, so that the bar is where people look. Of each further
 # machine, one rank joins in then; it tokenizes with threads on all the machine's cores.
@@ -202,18 +208,35 @@ def _open(
         open_or_build(source, ends, config.cache_dir, config.shard_bytes, patience, building)
         for source, ends in zip(inputs, encoders, strict=True)
     ]
-    orders, described = [], []
+    sampling = Sampling(config.packing, config.positions, config.mask_boundaries)
+    orders, described, plans = [], [], []
     for source, store in zip(inputs, stores, strict=True):
-        samples = num_samples(store.tokens_per_shard, seq_len)
+        if sampling.packing == "concat":
+            samples, planned = num_samples(store.tokens_per_shard, seq_len), None
+        else:
+            planned = open_plans(store, source.name, sampling.packing, seq_len, one_per_machine=True)
+            plans.append(planned)
+            samples = planned.samples
         if not samples.sum():
             raise InputError(
                 f"source {source.name!r}: {store.num_tokens:,} tokens in {store.num_documents:,} documents "
                 f"({source.path}) give no sample; a sample needs two tokens in a row"
+                + "".join(f"; skipped: {reason} {count:,}" for reason, count in store.manifest.skipped.items())
+            )
+        if planned is not None:
+            logger.info(
+                "data: source %r: packing %s fills %.2f %% of the places of %s samples; %s documents have no label and "
+                "are left out",
+                source.name,
+                planned.packing,
+                100 * planned.fill,
+                f"{int(samples.sum()):,}",
+                f"{int(planned.left_out.sum()):,}",
             )
         orders.append(SourceOrder(source.name, samples, config.seed, config.shuffle_shards))
-        described.append(_describe_source(source, store, int(samples.sum())))
+        described.append(_describe_source(source, store, int(samples.sum()), planned))
     description = {
-        "packing": "concat",
+        "packing": sampling.packing,
         "seed": config.seed,
         "seq_len": seq_len,
         "shard_bytes": config.shard_bytes,
@@ -221,6 +244,8 @@ def _open(
         "sources": described,
         "tokenizer": encoder.identity,
     }
+    # What has its default stays out, so that the states of before are the same text.
+    description |= {key: True for key in ("positions", "mask_boundaries") if getattr(sampling, key)}
     stages = _exact_stages(mixtures or [(0, None)], {order.name: order.num_samples for order in orders})
     order = GlobalOrder(orders, [Stage(at, tuple(weights.values())) for at, weights in stages] if mixtures else None)
     if len(orders) == len(stages) == 1:
@@ -230,7 +255,7 @@ def _open(
         for entry in described:
             if since := next(at for at, weights in stages if weights[entry["name"]]):
                 entry["since"] = since
-    return order, MicroBatchReader(stores, seq_len), description, stages
+    return order, MicroBatchReader(stores, seq_len, sampling, plans), description, stages
 
 
 def _exact_stages(mixtures: _Mixtures, sizes: Mapping[str, int]) -> list[tuple[int, dict[str, int]]]:
@@ -251,11 +276,14 @@ def _in_words(weights: Mapping[str, int]) -> str:
     return shares if len(on) == len(listed) else f"{shares} and {len(on) - len(listed)} smaller ones"
 
 
-def _describe_source(source: Input, store: TokenStore, samples: int) -> dict[str, Any]:
-    return {
+def _describe_source(source: Input, store: TokenStore, samples: int, plans: PlanList | None) -> dict[str, Any]:
+    described = {
         "data": store.data_fingerprint,
         "name": source.name,
         "recipe": store.folder.name.partition("-")[0],
         "samples": samples,
         "tokens": store.num_tokens,
     }
+    if plans is not None:
+        described["plans"] = plans.fingerprint
+    return described

@@ -19,6 +19,7 @@ from zephon_patches.loader.state import CURSOR, ORDER, accepted_change, check_or
 from zephon_patches.loader.workers import Delivery, ItemReader
 from zephon_patches.mapping import NO_SKIPS, Skips, Topology
 from zephon_patches.order.global_order import GlobalOrder
+from zephon_patches.samples.sequence import IGNORE_INDEX
 
 __all__ = ["Loader"]
 
@@ -32,7 +33,8 @@ class Loader:
     """An iterable of micro-batches with a cursor.
 
     Each item is ``({"input": int64 (local_batch_size, seq_len)}, labels)``, labels int64 of the same shape with
-    -100 where none counts. ``micro_batches_per_step`` items make a step. Make it with ``build_loader``.
+    -100 where none counts; with ``data.positions`` the dict has ``positions`` too, of that shape and type.
+    ``micro_batches_per_step`` items make a step. Make it with ``build_loader``.
 
     ``iter(loader)`` starts at the cursor and replaces the iterator before it. ``load_state_dict`` takes effect
     at the next item, also on a running iterator.
@@ -91,7 +93,8 @@ class Loader:
         self.end = end
         self._cursor = 0
         self._delivered = 0  # micro-batches of the step that starts at the cursor
-        self._rows_in_last_step = 0
+        self._has_labels = False
+        self._found_labels = False  # in the step that starts at the cursor
         self._iterator: object | None = None  # marks the iterator that counts
         self._moves = 0  # how often the cursor was set from outside
         self.restored = False
@@ -109,9 +112,19 @@ class Loader:
         return self._delivered
 
     @property
-    def rows_in_last_step(self) -> int:
-        """Rows of this rank in the last completed step, without padding rows; 0 only in a short last step."""
-        return self._rows_in_last_step
+    def samples_may_be_without_labels(self) -> bool:
+        """Whether there may be samples none of whose labels counts, and so steps of all ranks."""
+        return self._reader.may_mask_all
+
+    @property
+    def may_be_without_labels(self) -> bool:
+        """Whether this rank may have a step in which none of its labels counts: there is a short one at an end."""
+        return self.end is not None or self.samples_may_be_without_labels
+
+    @property
+    def has_labels_in_last_step(self) -> bool:
+        """Whether a label of this rank counted in the last completed step."""
+        return self._has_labels
 
     def steps_left(self, cursor: int) -> int | None:
         """Steps from a cursor to the end of the data, at the present global batch; None if it has no end."""
@@ -130,6 +143,7 @@ class Loader:
             raise LoaderError(f"cursor = {cursor:,}: expected 0 to {last:,}")
         self._cursor = cursor
         self._delivered = 0
+        self._found_labels = False
         self.steps_delivered = self.samples_delivered = 0
         self._moves += 1
 
@@ -217,6 +231,7 @@ class Loader:
     def __iter__(self) -> Iterator[Item]:
         self._iterator = marker = object()
         self._delivered = 0
+        self._found_labels = False
         return self._iterate(marker)
 
     def _iterate(self, marker: object) -> Iterator[Item]:
@@ -226,6 +241,8 @@ class Loader:
             items = self._items.items(self._plan())
             for item in items:
                 self._delivered += 1
+                if self._reader.may_mask_all and not self._found_labels:
+                    self._found_labels = bool((item[1] != IGNORE_INDEX).any())
                 if self._delivered == self.micro_batches_per_step:
                     self._complete_step()
                 yield item
@@ -256,7 +273,8 @@ class Loader:
         self.steps_delivered += 1
         self.samples_delivered += size
         first, last = mapping.part_of_rank(size, self.topology)
-        self._rows_in_last_step = last - first
+        self._has_labels = self._found_labels if self._reader.may_mask_all else last > first
+        self._found_labels = False
 
     def _plan(self) -> Iterator[Sequence[Row]]:
         """The rows of each micro-batch of this rank, from the cursor on; holds no reference to the loader."""

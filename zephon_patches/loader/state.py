@@ -61,7 +61,9 @@ _LONGEST_WEIGHTS = 88
 _SETTINGS = {
     "seed": "data.seed",
     "seq_len": "training.seq_len",
-    "packing": "packing",
+    "packing": "data.packing",
+    "positions": "data.positions",
+    "mask_boundaries": "data.mask_boundaries",
     "shuffle_shards": "data.shuffle_shards",
     "shard_bytes": "data.shard_bytes",
     "tokenizer": "tokenizer (content of model.hf_assets_path)",
@@ -74,6 +76,12 @@ _SOURCE_PARTS = {
 }
 
 _SOURCE_KEYS = ("name", *_SOURCE_PARTS)
+
+# Of a source in a packing that has plans.
+_PLANS = "plans"
+
+# What an order without these settings has; they are in a description only where they differ.
+_DEFAULTS = {"positions": False, "mask_boundaries": False}
 
 # Deeper than the order of any mixture.
 _MAX_DEPTH = 16
@@ -91,9 +99,10 @@ def describe_order(order: dict[str, Any], global_batch_size: int) -> str:
 
     Args:
         order: ``seed``, ``seq_len``, ``packing``, ``shuffle_shards``, ``shard_bytes``, ``tokenizer``, and
-            ``sources``: a list of dicts with ``name``, ``recipe``, ``data``, ``tokens`` and ``samples``, and ``since``,
-            the number at which the first stage that draws from it starts, unless that is 0. Where there are some,
-            ``stages`` as by ``describe_stages`` and ``skip``: the skipped intervals.
+            ``sources``: a list of dicts with ``name``, ``recipe``, ``data``, ``tokens`` and ``samples``; ``plans``,
+            the fingerprint of the plans of a packing that has some; and ``since``, the number at which the first
+            stage that draws from it starts, unless that is 0. ``positions`` and ``mask_boundaries`` where they are on.
+            Where there are some, ``stages`` as by ``describe_stages`` and ``skip``: the skipped intervals.
         global_batch_size: Told for people and logs.
     """
     content = {"format": FORMAT, **order}
@@ -286,19 +295,22 @@ def differences(
     if saved["fingerprint"] == present["fingerprint"]:
         return []
     # A key that one of them lacks is a difference too.
-    keys = [*_SETTINGS, *sorted((saved.keys() ^ present.keys()) - _CONSUMED - set(_INFORMATION))]
+    keys = [*_SETTINGS, *sorted((saved.keys() ^ present.keys()) - _CONSUMED - set(_INFORMATION) - set(_SETTINGS))]
+    before, now = ({key: order.get(key, _DEFAULTS.get(key)) for key in keys} for order in (saved, present))
     lines = [
-        f"{_SETTINGS.get(key, key)}: {saved.get(key)!r} in the checkpoint, {present.get(key)!r} now"
+        f"{_SETTINGS.get(key, key)}: {before[key]!r} in the checkpoint, {now[key]!r} now"
         for key in keys
-        if saved.get(key) != present.get(key)
+        if before[key] != now[key]
     ]
     # Another tokenizer or another cutting changes every source's numbers too; naming the cause is enough.
     if saved.get("tokenizer") == present["tokenizer"] and saved.get("shard_bytes") == present["shard_bytes"]:
         lines += _source_differences(saved, present, cursor, data_changes)
-    for before, now in zip_longest(_stages_until(saved, cursor), _stages_until(present, cursor)):
-        if before != now:
-            at = (before or now)["at"]
-            lines.append(f"{_MIXTURE} from sample {at:,} on: {_mixture(before)} in the checkpoint, {_mixture(now)} now")
+    for stage, other in zip_longest(_stages_until(saved, cursor), _stages_until(present, cursor)):
+        if stage != other:
+            at = (stage or other)["at"]
+            lines.append(
+                f"{_MIXTURE} from sample {at:,} on: {_mixture(stage)} in the checkpoint, {_mixture(other)} now"
+            )
     skipped, skipped_now = (set(Skips(map(tuple, order.get("skip", []))).below(cursor)) for order in (saved, present))
     if skipped != skipped_now:
         gone, added = _intervals(skipped - skipped_now), _intervals(skipped_now - skipped)
@@ -340,6 +352,8 @@ def _source_differences(
         [source["name"] for source in order["sources"] if source.get("since", 0) < _until(cursor)]
         for order in (saved, present)
     )
+    # The number of samples follows from the tokens and these.
+    is_cut_otherwise = any(saved.get(key) != present.get(key) for key in ("seq_len", "packing"))
     lines = []
     if sorted(used) != sorted(used_now):
         lines.append(f"sources: {', '.join(used)} in the checkpoint, {', '.join(used_now)} now")
@@ -348,9 +362,13 @@ def _source_differences(
             continue
         old = before[source["name"]]
         for key, label in _SOURCE_PARTS.items():
-            # The number of samples follows from the tokens and seq_len.
-            if old[key] != source[key] and not (key == "samples" and saved.get("seq_len") != present["seq_len"]):
+            if old[key] != source[key] and not (key == "samples" and is_cut_otherwise):
                 lines.append(f"source {source['name']}: {label}: {old[key]} in the checkpoint, {source[key]} now")
+        if old["data"] == source["data"] and old.get(_PLANS) != source.get(_PLANS) and not is_cut_otherwise:
+            lines.append(
+                f"source {source['name']}: which documents make which sample (fingerprint of its plans): "
+                f"{old.get(_PLANS)} in the checkpoint, {source.get(_PLANS)} now"
+            )
         if old["data"] != source["data"]:
             lines += [f"source {source['name']}: {change}" for change in data_changes(number, old["data"])]
     return lines

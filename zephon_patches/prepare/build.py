@@ -179,6 +179,8 @@ def _find(
     """The folder and the recipe of a source's store; no recipe for a finished store that needs no files."""
     _check_apart(source, Path(cache_dir))
     recipe = {"format": FORMAT, "shard_bytes": shard_bytes, "tokenizer": tokenizer.identity, **source.recipe()}
+    if "chat_field" in recipe:
+        recipe["chat_template"] = tokenizer.chat_template().identity
     parent = Path(cache_dir) / source.name
     if (standing := _store_of_version(source, parent, fingerprint(recipe))) is not None:
         return standing, None

@@ -274,14 +274,16 @@ class Builder:
             live.shard, live.documents, live.tokens = f"{number:06d}-{part:03d}", 0, 0
             with ShardWriter(self.folder, live.shard, self._dtype, self.source.in_place is not None) as writer:
                 for batch in self._encoder.batches(piece):
-                    writer.add(batch.tokens, batch.lengths, batch.origins)
+                    writer.add(batch.tokens, batch.lengths, batch.origins, batch.mask)
                     live.documents += len(batch.lengths)
                     live.tokens += len(batch.tokens)
                     live.unit_text_bytes += batch.text_bytes
                     self.on_progress(live)
-                record = writer.finish(piece.ranges, dict(Counter(reason for _, _, reason in piece.skipped)))
+                # In order: records are read ahead of where conversations turn out to have no label.
+                skipped = sorted(piece.skipped)
+                record = writer.finish(piece.ranges, dict(Counter(reason for _, _, reason in skipped)))
             self._encoder.check_trusted()
-            self.store.mark(record, piece.last, piece.skipped, self._encoder.is_proven)
+            self.store.mark(record, piece.last, skipped, self._encoder.is_proven)
             if self._max_minutes is not None and not any(map(self.source.num_bytes, unit)):
                 self._check_time(self._max_minutes)
             if self.store.has(number, part + 1):  # the one before it was lost

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from zephon_patches.errors import InputError
+from zephon_patches.prepare.chat import Rendered
 from zephon_patches.prepare.exactness import (
     DISTRUSTED,
     EngineDistrusted,
@@ -21,19 +22,22 @@ from zephon_patches.prepare.exactness import (
     distrust,
     is_distrusted,
 )
-from zephon_patches.prepare.readers import BadRecord
-from zephon_patches.prepare.shards import Document, DocumentPiece, Piece
+from zephon_patches.prepare.readers import BadRecord, Conversation
+from zephon_patches.prepare.shards import DocumentPiece, Piece
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
 __all__ = ["EncodedBatch", "EncodedPiece", "Encoder", "problem_of_ids"]
 
 logger = logging.getLogger(__name__)
 
+NO_LABEL = "no label"
+"""Reason for which a conversation in which the assistant says nothing is left out"""
+
 # Documents that go to the tokenizer together: enough for all its threads, little enough for memory.
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 2048, 4 << 20
 
 
-_Batch = tuple[list[tuple[int, int]], list[Document]]  # origins, and texts or ids
+_Batch = tuple[list[tuple[int, int]], list[Any]]  # origins, and texts, written conversations or ids
 
 
 class EncodedBatch(NamedTuple):
@@ -47,6 +51,8 @@ class EncodedBatch(NamedTuple):
     """(range's file, record in the range) of each document"""
     text_bytes: int
     """Size of the texts in UTF-8, or of given ids in memory"""
+    mask: np.ndarray | None = None
+    """uint8, shape ``(sum of lengths,)``: 1 for tokens that count as labels, else 0; None where all do"""
 
 
 class EncodedPiece(Piece, Protocol):
@@ -137,6 +143,8 @@ class Encoder:
         if isinstance(documents[0], np.ndarray):
             tokens, lengths = np.concatenate(documents), [len(ids) for ids in documents]
             return EncodedBatch(tokens, lengths, origins, tokens.nbytes)
+        if isinstance(documents[0], Rendered):  # of which the place of each token is needed, which the reference tells
+            return _encode_chats(documents, origins, piece, self._reference)
         texts = cast(list[str], documents)
         self.load()
         if self._fast is None:
@@ -186,9 +194,9 @@ def problem_of_ids(ids: np.ndarray, largest_id: int) -> BadRecord | None:
 
 
 def _batches(piece: DocumentPiece, tokenizer: TextTokenizer) -> Iterator[_Batch]:
-    """Documents that are encoded together: texts, or given ids with all that belongs to them."""
+    """Documents that are encoded together: texts, written conversations, or given ids with all that belongs to them."""
     origins: list[tuple[int, int]] = []
-    documents: list[Document] = []
+    documents: list[Any] = []
     size = 0
     for origin, document in piece:
         if isinstance(document, np.ndarray):
@@ -197,14 +205,55 @@ def _batches(piece: DocumentPiece, tokenizer: TextTokenizer) -> Iterator[_Batch]
                 piece.reject(*origin, problem)
                 continue
             document = tokenizer.complete(document.astype(np.uint32))
+        item: Any = document
+        if isinstance(document, Conversation):
+            item = tokenizer.chat_template().render(document.messages, document.name)
+            if isinstance(item, BadRecord):
+                piece.reject(*origin, item)
+                continue
         origins.append(origin)
-        documents.append(document)
-        size += len(document)
+        documents.append(item)
+        size += len(item.text if isinstance(item, Rendered) else item)
         if len(documents) >= _BATCH_DOCUMENTS or size >= _BATCH_CHARACTERS:
             yield origins, documents
             origins, documents, size = [], [], 0
     if documents:
         yield origins, documents
+
+
+def _encode_chats(
+    chats: list[Rendered], origins: list[tuple[int, int]], piece: DocumentPiece, tokenizer: TextTokenizer
+) -> EncodedBatch:
+    """The ids of the whole texts, and a mask of the tokens that lie in what the assistant says.
+
+    A conversation in which no such token is a label is left out, and counted.
+    """
+    ids, masks, kept = [], [], []
+    for chat, origin, (tokens, offsets) in zip(
+        chats, origins, tokenizer.encode_rendered([chat.text for chat in chats]), strict=True
+    ):
+        mask = _inside(offsets, chat.spans)
+        if not mask[1:].any():
+            piece.skipped.append((*origin, NO_LABEL))
+            continue
+        ids.append(tokens)
+        masks.append(mask)
+        kept.append(origin)
+    size = sum(len(chat.text.encode("utf-8")) for chat in chats)
+    empty = [np.empty(0, dtype=np.uint32)], [np.empty(0, dtype=np.uint8)]
+    tokens, mask = np.concatenate(ids or empty[0]), np.concatenate(masks or empty[1])
+    return EncodedBatch(tokens, [len(each) for each in ids], kept, size, mask)
+
+
+def _inside(offsets: np.ndarray, spans: list[tuple[int, int]]) -> np.ndarray:
+    """Which tokens lie wholly in one of the spans: uint8, shape ``(tokens,)``."""
+    starts, stops = offsets.T
+    # Tokens of white space may have their characters trimmed off: they belong to where they end.
+    starts = np.where(starts == stops, starts - 1, starts)
+    inside = np.zeros(len(offsets), dtype=np.uint8)
+    for start, stop in spans:
+        inside |= (starts >= start) & (stops <= stop)
+    return inside
 
 
 def _encode(

@@ -102,6 +102,7 @@ class MegatronInput:
         for key, is_set in (
             ("text_field", source.text_field != "text"),
             ("token_field", bool(source.token_field)),
+            ("chat_field", bool(source.chat_field)),
             ("processor", bool(source.processor)),
             ("on_bad_record", source.on_bad_record != "error"),
             ("add_bos", bool(source.add_bos)),

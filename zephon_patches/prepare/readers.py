@@ -138,19 +138,30 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """A document that a chat template will write."""
+
+    messages: Any
+    """As the record has them; whether they are messages is found when they are written"""
+    name: str
+    """Of their field, for messages"""
+
+
+@dataclass(frozen=True)
 class Reading:
     """How the document of a record is found.
 
     Args:
         field: Its name, dotted or not.
-        setting: The source's setting that names it: ``token_field`` if it holds token ids, else ``text_field``.
+        setting: The source's setting that names it: ``token_field`` if it holds token ids, ``chat_field`` if a
+            conversation, else ``text_field``.
     """
 
     field: str
     setting: str = "text_field"
 
-    def documents(self, record: Any, noun: str) -> list[str | np.ndarray] | BadRecord:
-        """The documents of a record that is neither blank nor bad: a text, or integers of shape ``(tokens,)``."""
+    def documents(self, record: Any, noun: str) -> list[str | np.ndarray | Conversation] | BadRecord:
+        """The documents of a record that is neither blank nor bad: a text, ids of shape ``(tokens,)``, or messages."""
         if not isinstance(record, dict):
             return not_an_object(record, f" with the field {self.field!r}")
         value = field_of(record, self.field)
@@ -164,6 +175,8 @@ class Reading:
         if self.setting == "token_field":
             ids = _token_ids(value, name)
             return ids if isinstance(ids, BadRecord) else [ids]
+        if self.setting == "chat_field":
+            return [Conversation(value, name)]
         if not isinstance(value, str):
             return BadRecord("wrong type", f"{name} holds {_kind(value)}, expected a text")
         return [value]

@@ -27,7 +27,7 @@ def rebuild_command(folder: Path) -> str:
     folder = folder.absolute()
     recipe = Manifest.read(folder).recipe
     repair = shlex.join(["zephon-data", "verify", "--repair", str(folder)])
-    field = next((key for key in ("text_field", "token_field") if key in recipe), None)
+    field = next((key for key in ("text_field", "token_field", "chat_field") if key in recipe), None)
     if field is None and recipe.get("tokens") != "in place":
         return f"{repair}, and the next start of the training run"
     arguments = ["--cache-dir", str(folder.parent.parent), "--shard-bytes", str(recipe.get("shard_bytes", 0))]
@@ -97,8 +97,8 @@ def _reopen(folder: Path, manifest: Manifest, damaged: set[int]) -> None:
     (folder / MANIFEST).unlink()
     sync_folder(folder)
     for number in lost:
-        for kind in ("bin", "idx", "origin"):
-            (folder / f"{manifest.shards[number].name}.{kind}").unlink(missing_ok=True)
+        for path in folder.glob(f"{manifest.shards[number].name}.*"):  # its plans too
+            path.unlink()
 
 
 def _check_plan(folder: Path, manifest: Manifest) -> None:

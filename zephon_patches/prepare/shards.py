@@ -33,6 +33,7 @@ from zephon_patches.prepare.processors import Processor, load_processor, process
 from zephon_patches.prepare.readers import (
     BLANK,
     BadRecord,
+    Conversation,
     Reading,
     StreamFormat,
     format_of,
@@ -72,8 +73,8 @@ _BLOCK = 4 * MIB
 _DATA_SET_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
-Document = str | np.ndarray
-"""A text, or token ids: integers, shape ``(tokens,)``"""
+Document = str | np.ndarray | Conversation
+"""A text, token ids (integers, shape ``(tokens,)``), or what a chat template makes a text of"""
 
 FoundFiles = tuple[Path, list[FileRecord]]
 """A folder, and the files of a source with names relative to it, in their order"""
@@ -187,12 +188,12 @@ class FileInput:
         self.version: str | None = None
         self._on_bad_record = source.on_bad_record
         self._processor: Processor | None = None
-        setting = "token_field" if source.token_field else "text_field"
-        field = source.token_field or source.text_field
+        setting = "token_field" if source.token_field else "chat_field" if source.chat_field else "text_field"
+        field = getattr(source, setting)
         self._reading = Reading(field, setting)
         self._needed: str | None = field
         self._settings: dict[str, Any] = {setting: field}
-        if source.token_field:  # which stay as they are; [data]'s settings are of texts
+        if setting != "text_field":  # which stay as they are, or have their own; [data]'s settings are of texts
             self.add_bos, self.add_eos = bool(source.add_bos), bool(source.add_eos)
         # What has its default stays out, so that a setting that is added leaves the keys of stores as they are.
         if source.on_bad_record != "error":

@@ -27,6 +27,7 @@ from tokenizers import AddedToken, Tokenizer
 from zephon_patches.config import TokenizerEngine
 from zephon_patches.errors import ConfigError, InputError
 from zephon_patches.keys import fingerprint
+from zephon_patches.prepare.chat import ChatTemplate
 from zephon_patches.prepare.engines import Engine, FastokensEngine, TiktokenEngine, TokenizersEngine, UnsuitableEngine
 from zephon_patches.prepare.nasty import nasty_texts
 from zephon_patches.prepare.ranks import RANKS_CONFIG, Ranks, is_ranks_folder
@@ -102,6 +103,7 @@ class TextTokenizer:
         # Places of tokens that the tokenizer adds by itself and that are taken out, from the front and from the end.
         self._cut_front: int | None = None
         self._cut_back: int | None = None
+        self._chat: ChatTemplate | None = None
         self.add_bos: bool | None = None
         self.add_eos: bool | None = None
 
@@ -215,6 +217,33 @@ class TextTokenizer:
                 own[places] = False
         tokens[own] = ids
         return tokens, np.diff(offsets).tolist()
+
+    def encode_rendered(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Encodes texts that have their special tokens in them, such as conversations: nothing is added.
+
+        Returns:
+            For each text its ids, uint32 of shape ``(tokens,)``, and the characters that each was made of, int64 of
+            shape ``(tokens, 2)``, half-open.
+        """
+        tokenizer = self._loaded.tokenizer
+        assert tokenizer is not None, "ranks have no chat template"
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            (np.array(each.ids, dtype=np.uint32), np.array(each.offsets, dtype=np.int64).reshape(-1, 2))
+            for each in encodings
+        ]
+
+    def chat_template(self) -> ChatTemplate:
+        """The chat template beside the tokenizer, read once.
+
+        Raises:
+            InputError: There is none that can be used.
+        """
+        if self._loaded.tokenizer is None:
+            raise InputError(f"{self.folder}: conversations need a tokenizer.json and its chat template, not BPE ranks")
+        if self._chat is None:
+            self._chat = ChatTemplate(self.folder)
+        return self._chat
 
     def complete(self, ids: np.ndarray) -> np.ndarray:
         """Given ids of a document, with BOS in front and EOS behind where ``with_ends`` was asked for it, once each.

@@ -225,6 +225,8 @@ class Unfinished:
             return None  # lost or damaged is as good as not there
         if record.skipped and not self.skipped_path(record.name).exists():
             return None
+        if record.mask and not (self.folder / f"{record.name}.mask").exists():
+            return None
         whole = record.tokens * self._dtype.itemsize if self._kind == "bin" else index_bytes(record.documents)
         return (record, last) if size == whole else None
 

@@ -23,17 +23,18 @@ from array import array
 
 import numpy as np
 
-from zephon_patches.samples.pieces import Plan, cut_pieces
+from zephon_patches.samples.pieces import Plan, labelled_pieces
 
 __all__ = ["plan_best_fit"]
 
 
-def plan_best_fit(lengths: np.ndarray, seq_len: int) -> Plan:
+def plan_best_fit(lengths: np.ndarray, seq_len: int, mask: np.ndarray | None = None) -> Plan:
     """Packs the documents of a shard.
 
     Args:
         lengths: Integers, shape ``(documents,)``: tokens of each document, not negative.
         seq_len: Places of a sample, at least 1.
+        mask: As ``labelled_pieces`` takes it.
 
     Returns:
         The plan; samples are numbered in the order in which they were begun.
@@ -41,7 +42,7 @@ def plan_best_fit(lengths: np.ndarray, seq_len: int) -> Plan:
     Raises:
         ValueError: As ``cut_pieces``.
     """
-    pieces, left_out = cut_pieces(lengths, seq_len)
+    pieces, left_out = labelled_pieces(lengths, seq_len, mask)
     places = pieces[:, 1] - 1
     counts = np.bincount(places, minlength=seq_len + 1)
     first, samples, each = _moves(counts.tolist(), seq_len)

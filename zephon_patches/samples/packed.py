@@ -20,7 +20,7 @@ Worked case, ``seq_len`` = 6, the pieces with the tokens 1 2 3 and 7 8 9::
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +34,10 @@ __all__ = [
     "fill_positions",
     "fill_rows",
     "mask_boundaries",
+    "mask_labels",
     "packed_shard",
     "piece_starts",
+    "row_starts",
 ]
 
 
@@ -117,6 +119,12 @@ def piece_starts(pieces: np.ndarray) -> list[int]:
     return [0, *np.cumsum(pieces[:, 1] - 1).tolist()]
 
 
+def row_starts(shard: PackedShard, number: int) -> list[int]:
+    """As ``piece_starts``, of a sample of a shard."""
+    counts = shard.pieces[2 * shard.starts[number] + 1 : 2 * shard.starts[number + 1] : 2].tolist()
+    return list(accumulate((count - 1 for count in counts), initial=0))
+
+
 def document_starts(pointers: np.ndarray, itemsize: int, first: int, stop: int) -> np.ndarray:
     """Where documents begin in a part of a shard. Searches, so a mapped index is not read but for a few entries.
 
@@ -146,6 +154,20 @@ def mask_boundaries(labels: np.ndarray, starts: np.ndarray) -> int:
     places = np.unique(starts[starts > 0]) - 1
     labels[places] = IGNORE_INDEX
     return len(places)
+
+
+def mask_labels(labels: np.ndarray, mask: np.ndarray, shard: PackedShard, number: int) -> None:
+    """Leaves the labels of a sample that do not count by the mask of its shard out of the loss.
+
+    Args:
+        labels: int64, shape ``(seq_len,)``.
+        mask: As ``TokenStore.mask`` gives it.
+    """
+    at = 0
+    numbers = iter(shard.pieces[2 * shard.starts[number] : 2 * shard.starts[number + 1]].tolist())
+    for first, count in zip(numbers, numbers):  # noqa: B905  (takes two at a time)
+        labels[at : at + count - 1][mask[first + 1 : first + count] == 0] = IGNORE_INDEX
+        at += count - 1
 
 
 def fill_positions(positions: np.ndarray, starts: Sequence[int] | np.ndarray) -> None:

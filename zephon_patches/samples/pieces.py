@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Plan", "cut_pieces", "plan_documents"]
+__all__ = ["Plan", "cut_pieces", "labelled_pieces", "plan_documents"]
 
 # The index holds a document's length as int32.
 _MAX = 2**31 - 1
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     pieces: np.ndarray
     """int64, shape ``(pieces, 2)``: first token and tokens of each; inside a sample in the order of the shard"""
     left_out: int
-    """Documents without a label, which are in no sample"""
+    """Documents, and pieces, without a label that counts, which are in no sample"""
 
     def sample(self, number: int) -> np.ndarray:
         """The pieces of a sample: int64, shape ``(pieces of the sample, 2)``, a view."""
@@ -80,7 +80,22 @@ def cut_pieces(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, int]:
     return pieces, left_out
 
 
-def plan_documents(lengths: np.ndarray, seq_len: int) -> Plan:
-    """One document, or one piece of a long one, in each sample, in the order of the shard; as ``cut_pieces``."""
+def labelled_pieces(lengths: np.ndarray, seq_len: int, mask: np.ndarray | None) -> tuple[np.ndarray, int]:
+    """As ``cut_pieces``, without the pieces none of whose labels counts; these count as left out, too.
+
+    Args:
+        mask: Of the shard's tokens, uint8: 1 for those that count as labels; None where all do.
+    """
     pieces, left_out = cut_pieces(lengths, seq_len)
+    if mask is None:
+        return pieces, left_out
+    before = np.zeros(len(mask) + 1, dtype=np.int64)
+    np.cumsum(mask, out=before[1:])
+    counts = before[pieces.sum(axis=1)] - before[pieces[:, 0] + 1]
+    return pieces[counts > 0], left_out + int(np.count_nonzero(counts == 0))
+
+
+def plan_documents(lengths: np.ndarray, seq_len: int, mask: np.ndarray | None = None) -> Plan:
+    """One document, or one piece of a long one, in each sample, in the order of the shard; as ``labelled_pieces``."""
+    pieces, left_out = labelled_pieces(lengths, seq_len, mask)
     return Plan(np.arange(len(pieces) + 1, dtype=np.int64), pieces, left_out)

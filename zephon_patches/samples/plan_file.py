@@ -5,7 +5,8 @@
     8     magic, ZPHNPLAN
     8     u64: version, 1
     16    name of the packing, ASCII, filled up with NULs
-    16    checksum of NAME.idx, as the manifest has it: the plan is one of these documents
+    16    checksum of NAME.idx, as the manifest has it: the plan is one of these documents. Of a shard with a NAME.mask
+          the fingerprint of both checksums: pieces without a label that counts are in no sample
     8     u64: seq_len
     8     u64: samples, s
     8     u64: pieces, p
@@ -30,17 +31,21 @@ import numpy as np
 import xxhash
 
 from zephon_patches.errors import StoreError
+from zephon_patches.keys import fingerprint
 from zephon_patches.samples.best_fit import plan_best_fit
 from zephon_patches.samples.pieces import Plan, plan_documents
 from zephon_patches.store.atomic import atomic_file
 from zephon_patches.store.indexed import HEADER as INDEX_HEADER
 from zephon_patches.store.indexed import index_bytes
 from zephon_patches.store.manifest import ShardRecord
-from zephon_patches.store.reader import map_file
+from zephon_patches.store.reader import map_file, open_mask
 
-__all__ = ["PLANNERS", "ensure_plan", "open_plan", "plan_path", "write_plan"]
+__all__ = ["PLANNERS", "ensure_plan", "key_of", "lengths_of", "open_plan", "plan_checksum", "plan_path", "write_plan"]
 
-PLANNERS: dict[str, Callable[[np.ndarray, int], Plan]] = {"best_fit": plan_best_fit, "document": plan_documents}
+PLANNERS: dict[str, Callable[[np.ndarray, int, np.ndarray | None], Plan]] = {
+    "best_fit": plan_best_fit,
+    "document": plan_documents,
+}
 
 _MAGIC = b"ZPHNPLAN"
 _VERSION = 1
@@ -68,20 +73,25 @@ def ensure_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) ->
         return open_plan(folder, shard, packing, seq_len)
     except StoreError:
         pass
-    lengths = _lengths(folder, shard)
+    lengths = lengths_of(folder, shard)
     try:
-        plan = PLANNERS[packing](lengths, seq_len)
+        plan = PLANNERS[packing](lengths, seq_len, open_mask(folder, shard) if shard.mask else None)
     except ValueError as error:
         raise StoreError(f"{folder / shard.name}.idx: {error}; zephon-data verify finds what is damaged") from None
-    write_plan(plan_path(folder, shard, packing, seq_len), plan, packing, seq_len, shard.idx)
+    write_plan(plan_path(folder, shard, packing, seq_len), plan, packing, seq_len, key_of(shard))
     return open_plan(folder, shard, packing, seq_len)
+
+
+def key_of(shard: ShardRecord) -> str:
+    """What a plan was made from: the checksum of the index; with a mask, a hash of both checksums."""
+    return fingerprint([shard.idx, shard.mask]) if shard.mask else shard.idx
 
 
 def write_plan(path: Path, plan: Plan, packing: str, seq_len: int, idx: str) -> None:
     """Writes a plan whole.
 
     Args:
-        idx: Checksum of the index that it was made from, as the manifest has it.
+        idx: What it was made from, by ``key_of``.
     """
     fields = (_VERSION, packing.encode("ascii"), idx.encode("ascii"), seq_len, plan.num_samples, len(plan.pieces))
     header = _HEADER.pack(_MAGIC, *fields, plan.left_out, 0)[: -_CHECKSUM.size]
@@ -108,7 +118,7 @@ def open_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) -> P
     if (magic, version) != (_MAGIC, _VERSION):
         raise StoreError(f"{path}: starts with {magic!r}, version {version}; expected {_MAGIC!r}, version {_VERSION}")
     found = (name.rstrip(b"\0"), length, idx)
-    expected = (packing.encode("ascii"), seq_len, shard.idx.encode("ascii"))
+    expected = (packing.encode("ascii"), seq_len, key_of(shard).encode("ascii"))
     if found != expected:
         raise StoreError(f"{path}: is a plan of (packing, seq_len, index) {found}, expected {expected}")
     needed = _HEADER.size + 8 * (samples + 1) + 16 * pieces
@@ -122,6 +132,13 @@ def open_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) -> P
     if not _is_sound(plan, shard.tokens, seq_len):
         raise StoreError(f"{path}: its samples do not lie in the shard, or not in {seq_len:,} places each")
     return plan
+
+
+def plan_checksum(path: Path) -> str:
+    """The checksum that stands in a plan, in hexadecimal; for a plan that was opened."""
+    with open(path, "rb") as file:
+        (checksum,) = _CHECKSUM.unpack(file.read(_HEADER.size)[-_CHECKSUM.size :])
+    return f"{checksum:016x}"
 
 
 def _is_sound(plan: Plan, num_tokens: int, seq_len: int) -> bool:
@@ -148,8 +165,12 @@ def _bytes(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array, "<i8").reshape(-1).view(np.uint8).data
 
 
-def _lengths(folder: Path, shard: ShardRecord) -> np.ndarray:
-    """int32, the tokens of each document, from a shard's index."""
+def lengths_of(folder: Path, shard: ShardRecord) -> np.ndarray:
+    """The tokens of each document, int32, from a shard's index.
+
+    Raises:
+        StoreError: It is missing, has another size, or lengths that are not the shard's.
+    """
     path = folder / f"{shard.name}.idx"
     try:
         size = path.stat().st_size

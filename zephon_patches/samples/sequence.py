@@ -1,10 +1,12 @@
 """What a sample holds: its tokens laid into one row, and how many of its labels count."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from zephon_patches.samples.chunking import span
 
-__all__ = ["IGNORE_INDEX", "PAD_ID", "fill_row"]
+__all__ = ["CONCAT", "IGNORE_INDEX", "PAD_ID", "Sampling", "fill_row"]
 
 # The label that PyTorch's cross entropy leaves out of the loss.
 IGNORE_INDEX = -100
@@ -12,6 +14,20 @@ IGNORE_INDEX = -100
 # Stands where a row has no token. Any id of the vocabulary would do: its label does not count, and in a
 # causal model no place before it sees it.
 PAD_ID = 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the samples of a run hold."""
+
+    packing: str = "concat"
+    positions: bool = False
+    """Whether they have positions that start at 0 at each document"""
+    mask_boundaries: bool = False
+    """Whether labels that are another document's first token do not count; goes with ``concat``"""
+
+
+CONCAT = Sampling()
 
 
 def fill_row(row: np.ndarray, tokens: np.ndarray, sample: int) -> int:

@@ -68,12 +68,16 @@ class ShardRecord:
     ranges: list[InputRange] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     """Records that were left out, by reason; absent in the file where there are none"""
+    mask: str = ""
+    """Hash of ``NAME.mask``; absent in the file where all tokens count as labels, and there is no such file"""
 
     def to_dict(self) -> dict[str, Any]:
         """Its JSON form."""
         content = asdict(self)
         if not self.skipped:
             del content["skipped"]
+        if not self.mask:
+            del content["mask"]
         return content
 
 
@@ -107,8 +111,10 @@ class Manifest:
 
     @property
     def data_fingerprint(self) -> str:
-        """Stands for all tokens and document boundaries, in their order."""
-        return fingerprint([[shard.tokens, shard.bin, shard.idx] for shard in self.shards])
+        """Stands for all tokens, document boundaries and masks, in their order."""
+        return fingerprint(
+            [[shard.tokens, shard.bin, shard.idx, *([shard.mask] if shard.mask else [])] for shard in self.shards]
+        )
 
     def to_json(self) -> bytes:
         content = {"format": FORMAT, "documents": self.documents, "tokens": self.tokens, **asdict(self)}
@@ -212,7 +218,7 @@ def shard_record(entry: dict[str, Any]) -> ShardRecord:
     record = ShardRecord(**{**entry, "ranges": [InputRange(**piece) for piece in entry["ranges"]]})
     if not isinstance(record.name, str) or not _SHARD_NAME.fullmatch(record.name):
         raise ValueError(f"shard name {record.name!r:.60}")
-    sums = (record.bin, record.idx, record.origin)
+    sums = (record.bin, record.idx, record.origin, record.mask)
     if not (_is_count(record.documents) and _is_count(record.tokens) and all(type(x) is str for x in sums)):
         raise ValueError(f"shard {record!r:.200}")
     if not all(type(reason) is str and _is_count(count) for reason, count in record.skipped.items()):

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from zephon_patches.errors import StoreError
-from zephon_patches.store.manifest import Manifest
+from zephon_patches.store.indexed import HEADER, index_bytes
+from zephon_patches.store.manifest import Manifest, ShardRecord
 
-__all__ = ["TokenStore", "map_file"]
+__all__ = ["TokenStore", "map_file", "open_mask"]
 
 # Linux allows a process 65,530 maps; the oldest one goes when there are as many as this.
 _MAX_MAPS = 4096
@@ -40,7 +41,7 @@ class TokenStore:
         tokens_root: Of tokens that are in place: the folder of the source that has them; else not needed.
 
     Attributes:
-        tokens_per_shard: int64, shape ``(shards,)``.
+        tokens_per_shard, documents_per_shard: int64, shape ``(shards,)``.
 
     Raises:
         StoreError: There is no finished store in the folder.
@@ -54,9 +55,14 @@ class TokenStore:
         self.num_tokens = manifest.tokens
         self.data_fingerprint = manifest.data_fingerprint
         self.tokens_per_shard = np.array([shard.tokens for shard in manifest.shards], dtype=np.int64)
+        self.documents_per_shard = np.array([shard.documents for shard in manifest.shards], dtype=np.int64)
         self._names = [shard.name for shard in manifest.shards]
+        self._index_sums = [shard.idx for shard in manifest.shards]
+        self._mask_sums = [shard.mask for shard in manifest.shards] if any(s.mask for s in manifest.shards) else None
         self._dtype = np.dtype(manifest.dtype)
         self._maps: dict[int, np.ndarray] = {}
+        self._pointers: dict[int, np.ndarray] = {}
+        self._masks: dict[int, np.ndarray] = {}
         self._files: list[tuple[str, int]] | None = None  # name and size of files with tokens in place
         if manifest.in_place:
             self._files = [(file.name, file.bytes) for file in manifest.files]
@@ -69,7 +75,7 @@ class TokenStore:
         return Manifest.read(self.folder)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": {}}
+        return {**self.__dict__, "_maps": {}, "_pointers": {}, "_masks": {}}
 
     def tokens(self, shard: int) -> np.ndarray:
         """All tokens of a shard: integers of the manifest's dtype, shape ``(tokens,)``, a read-only view of the file.
@@ -84,6 +90,52 @@ class TokenStore:
             mapped = self._maps[shard] = self._map(shard)
         return mapped
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a token."""
+        return self._dtype.itemsize
+
+    def record(self, shard: int) -> ShardRecord:
+        """What of a shard's record is kept: its name, counts, and the checksums of its index and mask."""
+        documents, tokens = int(self.documents_per_shard[shard]), int(self.tokens_per_shard[shard])
+        mask = "" if self._mask_sums is None else self._mask_sums[shard]
+        return ShardRecord(self._names[shard], documents, tokens, "", self._index_sums[shard], "", mask=mask)
+
+    def mask(self, shard: int) -> np.ndarray | None:
+        """Which tokens of a shard count as labels: uint8, shape ``(tokens,)``, a read-only view; None where all do.
+
+        Raises:
+            StoreError: The file is missing or has another size than the manifest says.
+        """
+        if self._mask_sums is None or not self._mask_sums[shard]:
+            return None
+        found = self._masks.get(shard)
+        if found is None:
+            if len(self._masks) >= _MAX_MAPS:
+                del self._masks[next(iter(self._masks))]
+            found = self._masks[shard] = open_mask(self.folder, self.record(shard))
+        return found
+
+    def pointers(self, shard: int) -> np.ndarray:
+        """Where the documents of a shard start, in bytes: int64, shape ``(documents,)``, a read-only view of the index.
+
+        Raises:
+            StoreError: The index is missing or has another size than the manifest says.
+        """
+        found = self._pointers.get(shard)
+        if found is None:
+            if len(self._pointers) >= _MAX_MAPS:
+                del self._pointers[next(iter(self._pointers))]
+            found = self._pointers[shard] = self._map_pointers(shard)
+        return found
+
+    def _map_pointers(self, shard: int) -> np.ndarray:
+        path, documents = self.folder / f"{self._names[shard]}.idx", int(self.documents_per_shard[shard])
+        _check_size(path, index_bytes(documents), f"remove {self.folder} to build the store anew")
+        if not documents:
+            return np.empty(0, "<i8")
+        return np.frombuffer(map_file(path, HEADER.size + 4 * documents, 8 * documents), "<i8")
+
     def _map(self, shard: int) -> np.ndarray:
         length = int(self.tokens_per_shard[shard]) * self._dtype.itemsize
         path, start, expected = self.folder / f"{self._names[shard]}.bin", 0, length
@@ -95,14 +147,25 @@ class TokenStore:
                 raise StoreError(f"{self.folder}: its tokens are in {name} of its source; say in which folder that is")
             path = self._tokens_root / name
             again = f"bring back the file that {self.folder} was built from, or {again}"
-        try:
-            size = path.stat().st_size
-        except (OSError, ValueError) as error:  # a name that no file can have
-            raise StoreError(f"{path}: cannot be opened ({_reason(error)}); if it is lost, {again}") from None
-        # Reading a map beyond the end of its file kills the process, so this is checked before.
-        if size != expected:
-            raise StoreError(f"{path}: {size:,} bytes, but the manifest says {expected:,}; {again}")
+        _check_size(path, expected, again)
         return np.frombuffer(map_file(path, start, length), self._dtype) if length else np.empty(0, self._dtype)
+
+
+def open_mask(folder: Path, shard: ShardRecord) -> np.ndarray:
+    """Maps the mask of a shard that has one; as ``TokenStore.mask``."""
+    path = folder / f"{shard.name}.mask"
+    _check_size(path, shard.tokens, f"zephon-data verify --repair {folder} has it made anew")
+    return np.frombuffer(map_file(path, 0, shard.tokens), np.uint8) if shard.tokens else np.empty(0, np.uint8)
+
+
+def _check_size(path: Path, expected: int, again: str) -> None:
+    """Reading a map beyond the end of its file kills the process, so this is checked before."""
+    try:
+        size = path.stat().st_size
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise StoreError(f"{path}: cannot be opened ({_reason(error)}); if it is lost, {again}") from None
+    if size != expected:
+        raise StoreError(f"{path}: {size:,} bytes, but the manifest says {expected:,}; {again}")
 
 
 def _reason(error: Exception) -> str:

@@ -64,6 +64,8 @@ def verify_store(folder: Path, tokens_root: Path | None = None) -> list[Damage]:
         }
         if manifest.in_place:
             del sizes["bin"]
+        if shard.mask:
+            sizes["mask"] = shard.tokens
         for kind, size in sizes.items():
             path = folder / f"{shard.name}.{kind}"
             try:

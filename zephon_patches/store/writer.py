@@ -24,7 +24,7 @@ MAX_DOCUMENT_TOKENS = 2**31 - 1
 
 
 class ShardWriter:
-    """Context manager that writes ``NAME.bin``, ``NAME.idx`` and ``NAME.origin`` into a folder.
+    """Context manager that writes ``NAME.bin``, ``NAME.idx``, ``NAME.origin``, and a ``NAME.mask`` into a folder.
 
     Args:
         folder: Of the store; must exist.
@@ -41,12 +41,14 @@ class ShardWriter:
         self._lengths = array("i")
         self._origins = array("q")
         self._hash = xxhash.xxh3_64()
+        self._mask_hash: xxhash.xxh3_64 | None = None
         self.documents = 0
         self.tokens = 0
 
     def __enter__(self) -> "ShardWriter":
         self._stack = ExitStack()
         self._file: BinaryIO | None = None
+        self._mask_file: BinaryIO | None = None
         if not self._in_place:
             self._file = self._stack.enter_context(atomic_file(self._folder / f"{self._name}.bin"))
         return self
@@ -54,13 +56,20 @@ class ShardWriter:
     def __exit__(self, *exception) -> None:  # type: ignore[no-untyped-def]
         self._stack.__exit__(*exception)
 
-    def add(self, tokens: np.ndarray, lengths: Sequence[int], origins: Sequence[tuple[int, int]]) -> None:
+    def add(
+        self,
+        tokens: np.ndarray,
+        lengths: Sequence[int],
+        origins: Sequence[tuple[int, int]],
+        mask: np.ndarray | None = None,
+    ) -> None:
         """Appends documents.
 
         Args:
             tokens: Any integer dtype, shape ``(sum of lengths,)``; ids within the shard's dtype.
             lengths: Tokens of each document.
             origins: (file, record) of each document; the record counts from the start of its input range.
+            mask: uint8, of the tokens' shape: 1 for those that count as labels, else 0; of all documents or of none.
         """
         if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) > np.iinfo(self._dtype).max):
             raise StoreError(
@@ -72,11 +81,23 @@ class ShardWriter:
         if self._file is not None:
             self._file.write(data)
         self._hash.update(data)
+        if mask is not None:
+            self._add_mask(mask)
         self._lengths.extend(lengths)
         for origin in origins:
             self._origins.extend(origin)
         self.documents += len(lengths)
         self.tokens += len(tokens)
+
+    def _add_mask(self, mask: np.ndarray) -> None:
+        if self._mask_hash is None:
+            assert not self.tokens, "a mask of some of a shard's documents"
+            self._mask_hash = xxhash.xxh3_64()
+            self._mask_file = self._stack.enter_context(atomic_file(self._folder / f"{self._name}.mask"))
+        data = mask.astype(np.uint8).tobytes()
+        assert self._mask_file is not None
+        self._mask_file.write(data)
+        self._mask_hash.update(data)
 
     def finish(self, ranges: list[InputRange], skipped: dict[str, int] | None = None) -> ShardRecord:
         """Completes the three files; call it last, inside the context.
@@ -99,4 +120,5 @@ class ShardWriter:
             origin=xxhash.xxh3_64_hexdigest(origin),
             ranges=ranges,
             skipped=skipped or {},
+            mask="" if self._mask_hash is None else self._mask_hash.hexdigest(),
         )

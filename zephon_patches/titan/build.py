@@ -24,6 +24,7 @@ from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.shards import Input, RecordInput
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.titan.agreement import agree_on_order, others_learn_of_failure
+from zephon_patches.titan.attention import check_attention
 from zephon_patches.titan.steps import place_to_start, set_steps
 
 __all__ = ["build_training_loader", "build_validation_loader"]
@@ -62,6 +63,7 @@ def build_training_loader(
         InputError, MappingError, StoreError: As ``build_loader``.
     """
     _refuse_unsupported(job_config)
+    check_attention(job_config)
     training, data = job_config.training, job_config.data
     inputs = None if data.sources else [_registered("training", training, datasets)]
     global_batch_size = _global_batch_size(training, dp_world_size)

@@ -11,6 +11,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from zephon_patches.errors import ConfigError, LoaderError, StateError
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import CURSOR, ORDER, read_state
@@ -21,7 +23,7 @@ __all__ = ["after_load", "after_step", "attach", "before_load"]
 
 logger = logging.getLogger(__name__)
 
-# The loaders whose ranks may be without tokens. A process may have several; only the trainer's reduces a loss.
+# The loaders whose ranks may be without labels. A process may have several; only the trainer's reduces a loss.
 _counted: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 _DATALOADER, _TRAIN_STATE = "dataloader", "train_state"
@@ -45,8 +47,10 @@ def attach(manager: Any) -> None:
     if not hasattr(trainer, "metrics_processor"):
         return
     _log_global_tokens(manager, loader, trainer.metrics_processor)
-    if loader.end is not None:  # else every rank has tokens in every step
-        _leave_out_ranks_without_tokens(loader)
+    if loader.may_be_without_labels:
+        _leave_out_ranks_without_labels(loader)
+    if loader.samples_may_be_without_labels:
+        _divide_by_one_label_at_least(trainer)
 
 
 def before_load(manager: Any, states: dict[str, Any], checkpoint: str, from_hf: bool) -> None:
@@ -183,8 +187,23 @@ def _log_global_tokens(manager: Any, loader: Loader, metrics: Any) -> None:
     metrics.log = log
 
 
-def _leave_out_ranks_without_tokens(loader: Loader) -> None:
-    """Lets a rank whose rows are all padding take no part in the largest loss: its own is 0 / 0."""
+def _divide_by_one_label_at_least(trainer: Any) -> None:
+    """Lets a step in which no label of any rank counts have the loss 0; 0 / 0 would end all weights."""
+    upstream = trainer.forward_backward_step
+
+    @functools.wraps(upstream)
+    def forward_backward_step(*, global_valid_tokens: Any, **kwargs: Any) -> Any:
+        if isinstance(global_valid_tokens, Tensor):  # on one rank; a float that was reduced over several
+            global_valid_tokens = global_valid_tokens.clamp(min=1)
+        else:
+            global_valid_tokens = max(global_valid_tokens, 1.0)
+        return upstream(global_valid_tokens=global_valid_tokens, **kwargs)
+
+    trainer.forward_backward_step = forward_backward_step
+
+
+def _leave_out_ranks_without_labels(loader: Loader) -> None:
+    """Lets a rank none of whose labels counts take no part in the largest loss: its own is 0 / 0."""
     from torchtitan.distributed import utils
 
     _counted.add(loader)
@@ -194,7 +213,7 @@ def _leave_out_ranks_without_tokens(loader: Loader) -> None:
 
     @functools.wraps(upstream)
     def dist_max(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(loader.samples_delivered and not loader.rows_in_last_step for loader in _counted):
+        if any(loader.samples_delivered and not loader.has_labels_in_last_step for loader in _counted):
             x = x.masked_fill(x.isnan(), float("-inf"))
         return upstream(x, *args, **kwargs)
 
