@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["canonical_json", "derive_key", "fingerprint", "hash64"]
+__all__ = ["canonical_json", "derive_key", "fingerprint", "fingerprint_of_json", "hash64"]
 
 _PERSON = b"zephon"
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -37,12 +37,21 @@ def canonical_json(data: Any) -> str:
 
 
 def _digest(data: Any) -> bytes:
-    return hashlib.blake2b(canonical_json(data).encode("ascii"), digest_size=8, person=_PERSON).digest()
+    return _digest_of(canonical_json(data).encode("ascii"))
+
+
+def _digest_of(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8, person=_PERSON).digest()
 
 
 def fingerprint(data: Any) -> str:
     """16 hexadecimal digits that stand for plain data; other data gives other digits."""
     return _digest(data).hex()
+
+
+def fingerprint_of_json(text: bytes) -> str:
+    """The fingerprint of data whose canonical JSON is given."""
+    return _digest_of(text).hex()
 
 
 def derive_key(*path: int | str) -> int:

@@ -149,6 +149,10 @@ class TextTokenizer:
             start += len(ids)
         return tokens, lengths
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
     def complete(self, ids: np.ndarray) -> np.ndarray:
         """Given ids of a document, with BOS in front and EOS behind where ``with_ends`` was asked for it, once each.
 

@@ -14,8 +14,8 @@ from typing import Any
 from zephon_patches.errors import ConfigError, LoaderError, StateError
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import CURSOR, ORDER, read_state
-from zephon_patches.titan.entries import METADATA, another_step, holds_train_state, loader_keys, read_entries
 from zephon_patches.titan.steps import set_steps
+from zephon_patches.trace.entries import METADATA, another_step, holds_train_state, loader_keys, read_entries
 
 __all__ = ["after_load", "after_step", "attach", "before_load"]
 
