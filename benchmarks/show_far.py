@@ -2,13 +2,14 @@
 
     PYTHONPATH=. python benchmarks/show_far.py
 
-The store is real but for its size: a whole manifest, and one shard's index, origins and (sparse) tokens, to which the
-others are linked (so all name the first file). Its texts are gone, as on a laptop. Runs the command in a process of its own, in turn with one that
-only starts Python and imports numpy, and prints each time, the medians and their ratio; absolute times depend on the
-machine.
+The store is real but for its size: a whole manifest, and one shard's index, origins and (sparse) tokens, to which those
+of the others are linked, so all name the first file. Its texts are gone, as on a laptop. Runs the command in a process
+of its own, in turn with one that only starts Python and imports numpy. Prints the time of each and what the processor
+worked for it, the medians, and the ratio; absolute times depend on the machine, and on what else it does.
 """
 
 import argparse
+import resource
 import statistics
 import subprocess
 import sys
@@ -42,13 +43,26 @@ def main() -> None:
         print(subprocess.run(show, check=True, capture_output=True, text=True).stdout)
         shown, started = [], []
         for _ in range(args.rounds):
-            for command, times in ((show, shown), ([sys.executable, "-c", "import numpy"], started)):
-                start = time.perf_counter()
-                subprocess.run(command, check=True, capture_output=True)
-                times.append(time.perf_counter() - start)
-            print(f"show {shown[-1]:.3f} s, Python and numpy {started[-1]:.3f} s")
-        medians = statistics.median(shown), statistics.median(started)
-        print(f"medians: show {medians[0]:.3f} s, {medians[0] / medians[1]:.1f} times Python and numpy")
+            shown.append(timed(show))
+            started.append(timed([sys.executable, "-c", "import numpy"]))
+            print(
+                "show {:.3f} s ({:.3f} s of work), Python and numpy {:.3f} s ({:.3f})".format(*shown[-1], *started[-1])
+            )
+        wall, work, least, least_work = (
+            statistics.median(entry[i] for entry in times) for times in (shown, started) for i in (0, 1)
+        )
+        print(
+            f"medians: show {wall:.3f} s ({work:.3f} s of work), {wall / least:.1f} times Python and numpy "
+            f"({work / least_work:.1f} times its work)"
+        )
+
+
+def timed(command: list[str]) -> tuple[float, float]:
+    """Seconds from start to exit, and of the processor."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def write_source(folder: Path, shards: int, samples: int) -> Path:

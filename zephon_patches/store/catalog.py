@@ -105,16 +105,17 @@ class Catalog:
         Raises:
             StoreError: The file has fewer records.
         """
-        before = 0
-        for number, shard in enumerate(self._shards):
-            for piece in shard["ranges"]:
-                if piece["file"] != file:
-                    continue
-                if before <= record < before + piece["records"]:
-                    return self._find_in(number, file, record - before)
-                before += piece["records"]
-        name = self.files[file]["name"]
-        raise StoreError(f"{name} has {before:,} records, counted from 0, and no record {record:,} ({self.folder})")
+        shards, files, records = self._ranges
+        chosen = np.flatnonzero(files == file)
+        ends = np.cumsum(records[chosen])
+        place = int(np.searchsorted(ends, record, side="right"))
+        if place == len(chosen):
+            count = int(ends[-1]) if len(ends) else 0
+            raise StoreError(
+                f"{self.files[file]['name']} has {count:,} records, counted from 0, and no record {record:,} "
+                f"({self.folder})"
+            )
+        return self._find_in(int(shards[chosen[place]]), file, record - int(ends[place] - records[chosen[place]]))
 
     def tokens(self, shard: int, start: int, stop: int) -> np.ndarray:
         """The tokens ``[start, stop)`` of a shard, of the manifest's dtype.
@@ -138,22 +139,16 @@ class Catalog:
 
     def _records_before(self, shard: int, file: int) -> int:
         """Records of a file in the shards before one."""
-        places = self._places.get(file)
-        if places is None:
-            return 0
-        numbers, sums = places
-        return int(sums[np.searchsorted(numbers, shard, side="left")])
+        shards, files, records = self._ranges
+        return int(records[(files == file) & (shards < shard)].sum())
 
     @cached_property
-    def _places(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Of each file the shards with a range of it, and the records before each of those and at the end."""
-        found: dict[int, tuple[list[int], list[int]]] = {}
-        for number, shard in enumerate(self._shards):
-            for piece in shard["ranges"]:
-                numbers, sums = found.setdefault(piece["file"], ([], [0]))
-                numbers.append(number)
-                sums.append(sums[-1] + piece["records"])
-        return {file: (np.array(numbers), np.array(sums)) for file, (numbers, sums) in found.items()}
+    def _ranges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of every range of every shard: the shard, the file, and its records; int64, shape ``(ranges,)`` each."""
+        ranges = [(number, piece) for number, shard in enumerate(self._shards) for piece in shard["ranges"]]
+        shards = np.array([number for number, _ in ranges], dtype=np.int64)
+        files, records = (np.array([piece[key] for _, piece in ranges], dtype=np.int64) for key in ("file", "records"))
+        return shards, files, records
 
     def _read_layout(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
         """Where each document of a shard ends, (documents,), and its file and record in the range, (documents, 2)."""
