@@ -15,6 +15,7 @@ from zephon_patches.errors import ConfigError, LoaderError, StateError
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import CURSOR, ORDER, read_state
 from zephon_patches.titan.steps import set_steps
+from zephon_patches.titan.tracing import Tracing
 from zephon_patches.trace.entries import METADATA, another_step, holds_train_state, loader_keys, read_entries
 
 __all__ = ["after_load", "after_step", "attach", "before_load"]
@@ -41,6 +42,7 @@ def attach(manager: Any) -> None:
         return
     manager.steps_before = 0  # the loader's steps at the last call of `after_step`
     manager.tokens_before = 0  # tokens of the steps before this start
+    manager.tracing = None
     manager.counting_ranks = 1  # ranks whose tokens one saved count stands for: all, but in a stock checkpoint
     if not hasattr(trainer, "metrics_processor"):
         return
@@ -110,6 +112,8 @@ def after_load(manager: Any, loaded: bool) -> None:
         logger.info("data: %s; starting at data.initial_cursor = %s", what, f"{initial:,}")
         loader.log_mixture()
     set_steps(trainer.job_config.training, loader, trainer.step, loader.cursor)
+    if trainer.job_config.data.trace:
+        manager.tracing = Tracing(loader, trainer.job_config.job.dump_folder, trainer.step)
     logger.info(
         "data: training starts at sample %s (step %s of %s)",
         f"{loader.cursor:,}",
@@ -138,6 +142,8 @@ def after_step(manager: Any, step: int) -> None:
             "training.global_batch_size was changed after the loader was built"
         )
     manager.steps_before = loader.steps_delivered
+    if steps and manager.tracing is not None:
+        manager.tracing.step(step)
     if hasattr(trainer, "ntokens_seen"):
         # Upstream counts its own rank's, saves that of one rank, and sums over the ranks of today.
         trainer.ntokens_seen = _tokens_seen(manager, loader)
@@ -171,6 +177,8 @@ def _log_global_tokens(manager: Any, loader: Loader, metrics: Any) -> None:
     def log(step: int, avg: float, largest: float, norm: float, extra_metrics: dict[str, Any] | None = None) -> Any:
         if extra_metrics and "n_tokens_seen" in extra_metrics:
             extra_metrics = {**extra_metrics, "n_tokens_seen": _tokens_seen(manager, loader)}
+        if manager.tracing is not None:
+            manager.tracing.loss = float(avg)
         return upstream(step, avg, largest, norm, extra_metrics)
 
     metrics.log = log
