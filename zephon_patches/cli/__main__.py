@@ -20,11 +20,11 @@ def main(argv: list[str] | None = None) -> int:
     command = ""
     try:
         # Here, since Ctrl-C may come while they are imported.
-        from zephon_patches.cli import audit, find, inspect, order, prepare, show, verify
+        from zephon_patches.cli import audit, find, inspect, order, plot, prepare, show, verify
 
         parser = argparse.ArgumentParser(prog="zephon-data", description="Works with the data of training runs.")
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        for module in (prepare, verify, show, order, find, inspect, audit):
+        for module in (prepare, verify, show, order, find, inspect, audit, plot):
             module.add_to(commands)
         arguments = parser.parse_args(argv)
         command = f" {arguments.command}"

@@ -110,6 +110,16 @@ class Loader:
         """Names of the sources, in the order's numbering."""
         return [source["name"] for source in json.loads(self._description)["sources"]]
 
+    @property
+    def documents(self) -> list[int]:
+        """Of each source, those without a token too."""
+        return self._reader.documents
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of each source."""
+        return [source["tokens"] for source in json.loads(self._description)["sources"]]
+
     def numbers_from(self, cursor: int) -> np.ndarray:
         """This rank's numbers in the step that starts at a cursor: int64, without padding rows."""
         step = next(mapping.steps_from(cursor, self.global_batch_size, self.end, self._skips))
