@@ -93,33 +93,17 @@ def plot_run(run: Path, file: Path, window: int = 10) -> None:
         3, 1, sharex=True, figsize=(9, 6.6), height_ratios=[3, 1.2, 1.6], layout="constrained"
     )
     losses, waits, shares = panels
-    for steps in parts:
-        for is_final, color, width in ((False, "#bdbdbd", 1.0), (True, _COLORS[0], 1.4)):
-            chosen = [step for step in steps if step.is_final == is_final]
-            logged = [step for step in chosen if step.loss is not None]
-            few = len(logged) < 80
-            losses.plot(
-                [step.cursor for step in logged],
-                [step.loss for step in logged],
-                color=color,
-                linewidth=width,
-                marker="o" if few else None,
-                markersize=3,
-            )
-            waits.plot(
-                [step.cursor for step in chosen],
-                [1000 * step.wait for step in chosen],
-                color=color,
-                linewidth=width,
-                marker="o" if few else None,
-                markersize=3,
-            )
     final = sorted((step for steps in parts for step in steps if step.is_final), key=lambda step: step.step)
+    replaced = [[step for step in steps if not step.is_final] for steps in parts]
+    # A repeat has nearly the same losses, so what it replaced lies under it, and is drawn wide.
+    for steps in replaced:
+        _draw_lines(losses, waits, steps, color="#c6dbef", linewidth=6, solid_capstyle="round")
+    _draw_lines(losses, waits, final, color=_COLORS[0], linewidth=1.4, **_markers(final))
     _draw_mixture(shares, final, window)
     _mark_topologies(panels, final)
-    if any(not step.is_final for steps in parts for step in steps):
-        losses.plot([], [], color="#bdbdbd", label="trained again later, from an older checkpoint")
-        losses.legend(frameon=False, fontsize=9)
+    if any(replaced):
+        losses.plot([], [], color="#c6dbef", linewidth=6, label="trained again later, from an older checkpoint")
+        losses.legend(frameon=False, fontsize=9, loc="upper right")
     losses.set_ylabel("loss")
     waits.set_ylabel("waiting for\ndata, ms a step")
     waits.set_ylim(bottom=0)
@@ -136,6 +120,16 @@ def plot_run(run: Path, file: Path, window: int = 10) -> None:
         raise ConfigError(f"{file}: cannot be written ({error})") from None
     finally:
         pyplot.close(figure)
+
+
+def _markers(steps: Sequence[TracedStep]) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 3} if len(steps) < 80 else {}
+
+
+def _draw_lines(losses: Any, waits: Any, steps: Sequence[TracedStep], **style: Any) -> None:
+    logged = [step for step in steps if step.loss is not None]
+    losses.plot([step.cursor for step in logged], [step.loss for step in logged], **style)
+    waits.plot([step.cursor for step in steps], [1000 * step.wait for step in steps], **style)
 
 
 def _draw_mixture(axes: Any, steps: Sequence[TracedStep], window: int) -> None:
@@ -163,14 +157,13 @@ def _mark_topologies(panels: Any, steps: Sequence[TracedStep]) -> None:
     """Draws a line where the number of ranks changes."""
     if steps:
         panels[0].set_title(f"begins on {steps[0].dp_size:,} data-parallel ranks", loc="left", fontsize=10)
-    for before, after in pairwise(steps):
-        if before.dp_size == after.dp_size:
-            continue
+    changes = [(before, after) for before, after in pairwise(steps) if before.dp_size != after.dp_size]
+    for number, (before, after) in enumerate(changes):
         for axes in panels:
             axes.axvline(before.cursor, color=_MARK, linewidth=1.2, linestyle="--")
         panels[0].annotate(
             f"{before.dp_size:,} → {after.dp_size:,} ranks",
-            (before.cursor, 0.04),
+            (before.cursor, 0.04 + 0.08 * (number % 3)),
             xycoords=("data", "axes fraction"),
             xytext=(4, 0),
             textcoords="offset points",
