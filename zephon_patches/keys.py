@@ -14,6 +14,7 @@ A key is derived from a path such as ``(seed, source, epoch, "group", 3)``, neve
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,14 @@ def canonical_json(data: Any) -> str:
 
 
 def _digest(data: Any) -> bytes:
-    return _digest_of(canonical_json(data).encode("ascii"))
+    return _digest_of([canonical_json(data).encode("ascii")])
 
 
-def _digest_of(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=8, person=_PERSON).digest()
+def _digest_of(parts: Iterable[bytes | memoryview]) -> bytes:
+    digest = hashlib.blake2b(digest_size=8, person=_PERSON)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
 
 
 def fingerprint(data: Any) -> str:
@@ -49,9 +53,9 @@ def fingerprint(data: Any) -> str:
     return _digest(data).hex()
 
 
-def fingerprint_of_json(text: bytes) -> str:
-    """The fingerprint of data whose canonical JSON is given."""
-    return _digest_of(text).hex()
+def fingerprint_of_json(*parts: bytes | memoryview) -> str:
+    """The fingerprint of data whose canonical JSON is given, in one part or several."""
+    return _digest_of(parts).hex()
 
 
 def derive_key(*path: int | str) -> int:

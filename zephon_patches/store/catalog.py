@@ -24,6 +24,11 @@ from zephon_patches.store.manifest import ShardRecord, read_content, shard_recor
 __all__ = ["Catalog", "DocumentPlace"]
 
 
+# Shards from which on there are so many small objects, all of which stay, that the collector's going over them takes
+# longer than all else, at the end of the process too.
+_MANY = 10_000
+
+
 class DocumentPlace(NamedTuple):
     """A document of a store."""
 
@@ -53,7 +58,7 @@ class Catalog:
     def __init__(self, folder: Path, tokens_root: Path | None = None) -> None:
         self.folder = folder
         self._tokens_root = tokens_root
-        with _no_collections():  # a million small objects that all stay
+        with _no_collections():
             content = read_content(folder)
         try:
             self._shards: list[dict[str, Any]] = content["shards"]
@@ -65,6 +70,8 @@ class Catalog:
             self.tokens_per_shard = np.array([shard["tokens"] for shard in self._shards], dtype=np.int64)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StoreError(f"{folder}: its manifest is not what this version writes ({error!r})") from None
+        if len(self._shards) >= _MANY:
+            gc.freeze()
         self._layout = lru_cache(maxsize=64)(self._read_layout)
 
     @cached_property

@@ -227,8 +227,8 @@ def _hash_as_written(data: bytes) -> str | None:
     if found is None:
         return None
     written = found[1].decode()
-    rest = data[: found.start()] + data[found.end() :]
-    return written if fingerprint_of_json(rest.removesuffix(b"\n")) == written else None
+    view = memoryview(data)[: -1 if data.endswith(b"\n") else None]
+    return written if fingerprint_of_json(view[: found.start()], view[found.end() :]) == written else None
 
 
 def _is_count(value: Any) -> bool:
