@@ -85,9 +85,7 @@ def test_a_start_and_a_resume_write_one_paragraph(mixed, caplog):
     lines = text.splitlines()
     assert lines[0] == "data: training starts at sample 36 (step 3 of 1,000)"
     assert "75 % of the samples; epoch 0, 14 samples of it are done" in lines[1]
-    assert lines[3].startswith(
-        "    3 data-parallel ranks now; the checkpoint was written by 1 processes; a step takes 12"
-    )
+    assert lines[3].startswith("    3 data-parallel ranks now; processes that wrote the checkpoint: 1; a step takes 12")
 
 
 def test_without_a_global_batch_the_paragraph_says_what_another_ngpu_does(corpus, caplog):

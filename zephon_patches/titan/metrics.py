@@ -87,7 +87,7 @@ def paragraph(loader: Loader, config: Any, step: int, written_by: int | None) ->
     if len(places) > _LISTED:
         lines.append(f"and {len(places) - _LISTED:,} smaller sources")
     end = "has no end" if loader.end is None else f"ends at sample {loader.end:,}"
-    before = "" if written_by is None else f"; the checkpoint was written by {written_by:,} processes"
+    before = "" if written_by is None else f"; processes that wrote the checkpoint: {written_by:,}"
     lines.append(f"{dp_size:,} data-parallel ranks now{before}; a step takes {batch:,} samples; the data {end}")
     given = getattr(config.training.global_batch_size, "requested", batch)
     if given is not None:

@@ -171,7 +171,7 @@ def step_of_run(run: Path, step: int) -> Step:
     if len(ranges) != size:
         raise StateError(f"{run}: step {step:,} is in the traces of {len(ranges)} of {size} data-parallel ranks only")
     numbers = [n for rank in sorted(ranges) for start, stop in ranges[rank] for n in range(start, stop)]
-    told_by = f"the traces in {segment.ranks[0].path.parent}, {size:,} data-parallel ranks"
+    told_by = f"the traces in {segment.ranks[0].path.parent} (dp {size:,})"
     return Step(step, np.array(numbers, dtype=np.int64), segment.header["global_batch_size"], told_by)
 
 
