@@ -13,7 +13,6 @@ from zephon_patches.order.global_order import GlobalOrder
 from zephon_patches.order.mixture import exact_weights
 from zephon_patches.order.shuffle import SourceOrder
 from zephon_patches.order.stages import Stage
-from zephon_patches.samples.chunking import num_samples
 
 __all__ = ["ExactStages", "Mixtures", "Opened", "describe_data", "end_of", "exact_stages", "make_order", "mixtures_of"]
 
@@ -49,14 +48,17 @@ def mixtures_of(config: DataConfig) -> Mixtures | None:
 
 
 def make_order(
-    config: DataConfig, sources: Sequence[tuple[str, str, Opened]], seq_len: int, mixtures: Mixtures | None
+    config: DataConfig,
+    sources: Sequence[tuple[str, str, Opened]],
+    samples: Sequence[np.ndarray],
+    mixtures: Mixtures | None,
 ) -> tuple[GlobalOrder, ExactStages, list[int]]:
     """Lays the order over the sources.
 
     Args:
         config: The order's settings.
         sources: Name, path and store of each, by name.
-        seq_len: Tokens of a sample.
+        samples: Of each source the samples of its shards, int64, shape ``(shards,)``, as the packing has them.
         mixtures: As ``mixtures_of``.
 
     Returns:
@@ -66,15 +68,14 @@ def make_order(
         InputError: A source gives no sample.
     """
     orders, samples_of = [], []
-    for name, path, store in sources:
-        samples = num_samples(store.tokens_per_shard, seq_len)
-        if not samples.sum():
+    for (name, path, store), per_shard in zip(sources, samples, strict=True):
+        if not per_shard.sum():
             raise InputError(
                 f"source {name!r}: {store.num_tokens:,} tokens in {store.num_documents:,} documents "
                 f"({path}) give no sample; a sample needs two tokens in a row"
             )
-        orders.append(SourceOrder(name, samples, config.seed, config.shuffle_shards))
-        samples_of.append(int(samples.sum()))
+        orders.append(SourceOrder(name, per_shard, config.seed, config.shuffle_shards))
+        samples_of.append(int(per_shard.sum()))
     stages = exact_stages(mixtures or [(0, None)], {order.name: order.num_samples for order in orders})
     order = GlobalOrder(orders, [Stage(at, tuple(weights.values())) for at, weights in stages] if mixtures else None)
     return order, stages, samples_of

@@ -20,6 +20,7 @@ from zephon_patches.prepare.build import Building, check_input, open_or_build, t
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.shards import Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.samples.chunking import num_samples
 
 __all__ = ["build_evaluation_loader", "build_loader"]
 
@@ -184,7 +185,8 @@ def _open(
         for source, ends in zip(inputs, encoders, strict=True)
     ]
     opened = [(source.name, source.path, store) for source, store in zip(inputs, stores, strict=True)]
-    order, stages, samples_of = make_order(config, opened, seq_len, mixtures)
+    samples = [num_samples(store.tokens_per_shard, seq_len) for store in stores]
+    order, stages, samples_of = make_order(config, opened, samples, mixtures)
     description = describe_data(config, opened, seq_len, samples_of, stages, encoder.identity)
     one = len(opened) == len(stages) == 1
     return order, MicroBatchReader(stores, seq_len), description, [] if one else stages

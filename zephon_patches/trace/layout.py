@@ -1,6 +1,7 @@
 """Which tokens of a shard a sample holds, and which samples hold given tokens, for each packing.
 
-A further packing is a further entry of ``LAYOUTS``: a sample's token ranges, the way back, and its row as arrays.
+A further packing is a further entry of ``LAYOUTS``: how many samples a shard has, a sample's token ranges, the way
+back, and its row as arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon_patches.samples.chunking import samples_with, span
+from zephon_patches.samples.chunking import num_samples, samples_with, span
 from zephon_patches.samples.sequence import IGNORE_INDEX, fill_row
 from zephon_patches.store.catalog import Catalog
 
@@ -18,6 +19,8 @@ __all__ = ["LAYOUTS", "Layout"]
 class Layout(NamedTuple):
     """How a packing lays the tokens of a shard into samples; all functions take (store, shard, ..., seq_len)."""
 
+    num_samples: Callable[[Catalog, int], np.ndarray]
+    """(store, seq_len) -> the samples of each shard, int64, shape (shards,)"""
     spans: Callable[[Catalog, int, int, int], Sequence[tuple[int, int]]]
     """(store, shard, sample, seq_len) -> the token ranges of the sample, in its order"""
     samples: Callable[[Catalog, int, int, int, int], Sequence[int]]
@@ -25,6 +28,10 @@ class Layout(NamedTuple):
     row: Callable[[Catalog, int, int, int], dict[str, np.ndarray]]
     """(store, shard, sample, seq_len) -> what the trainer gets of it: int64 arrays of shape (seq_len,) by name, one of
     them ``labels``"""
+
+
+def _concat_num_samples(store: Catalog, seq_len: int) -> np.ndarray:
+    return num_samples(store.tokens_per_shard, seq_len)
 
 
 def _concat_spans(store: Catalog, shard: int, sample: int, seq_len: int) -> list[tuple[int, int]]:
@@ -44,4 +51,4 @@ def _concat_row(store: Catalog, shard: int, sample: int, seq_len: int) -> dict[s
     return {"input": row[:-1], "labels": targets}
 
 
-LAYOUTS = {"concat": Layout(_concat_spans, _concat_samples, _concat_row)}
+LAYOUTS = {"concat": Layout(_concat_num_samples, _concat_spans, _concat_samples, _concat_row)}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zephon_patches.errors import InputError
+from zephon_patches.errors import ConfigError, InputError
 from zephon_patches.loader.assemble import describe_data, end_of, make_order, mixtures_of
 from zephon_patches.loader.state import describe_order
 from zephon_patches.mapping import Skips
@@ -94,6 +94,12 @@ class DataView:
     def __init__(self, config: TrainingConfig) -> None:
         self.config = config
         data = config.data
+        packing = getattr(data, "packing", "concat")
+        if packing not in LAYOUTS:  # to show another one's samples would be worse than none
+            raise ConfigError(
+                f"{config.path}: data.packing = {packing!r}: samples are shown of {', '.join(LAYOUTS)} only"
+            )
+        self._layout = LAYOUTS[packing]
         self.tokenizer = TextTokenizer(config.tokenizer)
         inputs = sorted((make_input(source) for source in data.sources_in_use), key=lambda source: source.name)
         self.names = [source.name for source in inputs]
@@ -111,10 +117,10 @@ class DataView:
                 )
             self.stores.append(store)
         self._opened = [(source.name, source.path, store) for source, store in zip(inputs, self.stores, strict=True)]
-        self.order, self._stages, self._samples = make_order(data, self._opened, config.seq_len, mixtures_of(data))
+        samples = [self._layout.num_samples(store, config.seq_len) for store in self.stores]
+        self.order, self._stages, self._samples = make_order(data, self._opened, samples, mixtures_of(data))
         self.skips = Skips(data.skip)
         self.end = end_of(self.order, data.epochs)
-        self._layout = LAYOUTS["concat"]
 
     @cached_property
     def description(self) -> str:
