@@ -17,6 +17,7 @@ __all__ = ["Data", "DataConfig", "SourceConfig", "StageConfig", "data_config_fro
 
 LoadingStrategy = Literal["stock", "zephon"]
 OnBadRecord = Literal["error", "skip"]
+TokenizerEngine = Literal["auto", "tokenizers", "fastokens", "tiktoken"]
 
 MAX_SEED = 2**63 - 1
 
@@ -115,6 +116,7 @@ class SourceConfig:
         for key in ("path", "text_field"):
             if not getattr(self, key):
                 raise ConfigError(f"source {self.name!r}: {key} is empty")
+        _check_no_nul(f"source {self.name!r}: path", self.path)
         _check_type(f"source {self.name!r}: processor", self.processor, str)
         if self.processor and not _PROCESSOR.fullmatch(self.processor):
             raise ConfigError(
@@ -232,6 +234,12 @@ class DataConfig:
     add_eos: bool | None = None
     """Whether EOS stands behind each document, once; as TorchTitan where not set: if the tokenizer has it"""
 
+    tokenizer_engine: TokenizerEngine = "auto"
+    """
+    Library that tokenizes; the ids do not depend on it. "auto" is fastokens where it loads the tokenizer, and
+    "tokenizers" (for BPE ranks "tiktoken") elsewhere; one that is named and cannot serve is an error
+    """
+
     epochs: int = 0
     """
     Passes over all sources after which the data ends, each sample exactly so many times; 0 has no end. Goes with
@@ -281,6 +289,7 @@ class DataConfig:
             raise ConfigError(f"data.seed = {self.seed}: expected 0 to 2**63 - 1")
         if not self.cache_dir:
             raise ConfigError("data.cache_dir is empty: expected the path of a folder")
+        _check_no_nul("data.cache_dir", self.cache_dir)
         if self.shuffle_shards < 0:
             raise ConfigError(
                 f"data.shuffle_shards = {self.shuffle_shards}: expected 1 or more shards, or 0 for no shuffle"
@@ -294,6 +303,7 @@ class DataConfig:
             raise ConfigError(f"data.max_build_minutes = {minutes!r}: expected a number of minutes, 0 or more")
         for key in ("add_bos", "add_eos"):
             _check_flag(f"data.{key}", getattr(self, key))
+        _check_choice("data.tokenizer_engine", self.tokenizer_engine, TokenizerEngine)
         _check_type("data.epochs", self.epochs, int)
         if self.epochs < 0:
             raise ConfigError(f"data.epochs = {self.epochs}: expected 1 or more, or 0 for data without end")
@@ -483,6 +493,11 @@ def _check_type(key: str, value: object, expected: type) -> None:
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         kind = {str: "a string", int: "an integer"}[expected]
         raise ConfigError(f"{key} = {value!r}: expected {kind}")
+
+
+def _check_no_nul(what: str, path: str) -> None:
+    if "\0" in path:
+        raise ConfigError(f"{what} = {path!r}: no path has a NUL in it")
 
 
 def _check_flag(key: str, value: object) -> None:

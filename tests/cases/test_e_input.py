@@ -169,15 +169,17 @@ def test_e08_compressed_files_give_the_documents_of_the_plain_ones(tmp_path, sha
 
 
 def test_e10_huge_documents_stand_between_the_others_unharmed(tmp_path):
-    """E10, at a small scale: a text without spaces, one of many words, and small ones around them."""
-    small = [f"the fox number {i}" for i in range(20)]
-    texts = [*small[:10], "a" * 20_000, "the quick dog " * 3_000, *small[10:]]
+    """E10: a text of 2 million letters without a space, one of 300,000 words, and small ones around them."""
+    small = [f"the fox number {i}" for i in range(200)]
+    texts = [*small[:100], "a" * 2_000_000, "the quick dog " * 100_000, *small[100:]]
     corpus = Corpus(tmp_path, [], True)
     write_bpe(corpus.tokenizer, bpe(), CONFIGS["strings"])
     corpus.texts.mkdir()
     (corpus.texts / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tokenizer = TextTokenizer(corpus.tokenizer)
-    assert documents_of(store_of(corpus)) == [tokenizer.encode_batch([text])[0].tolist() for text in texts]
+    store = store_of(corpus)
+    reference = TextTokenizer(corpus.tokenizer, "tokenizers")
+    assert reference.fast() is None and TextTokenizer(corpus.tokenizer).fast() is not None
+    assert documents_of(store) == [reference.encode_batch([text])[0].tolist() for text in texts]
 
 
 @pytest.mark.parametrize("vocab", [65_535, 65_536, 65_537, 131_072])

@@ -250,15 +250,21 @@ def test_interrupted_while_it_is_imported_it_ends_with_one_line(corpus, capsys, 
         (["--source", "web=texts", "--tokenizer", "tokenizer", "--cache-dir", ""], "data.cache_dir is empty"),
         (["--source", "web=texts", "--tokenizer", "tokenizer", "--cache-dir", "texts/c"], "lies in the folder of"),
         (["--config", "run.toml", "--text-field", "content"], "--text-field goes with --source"),
-        (["--config", "run.toml", "--workers", "0"], "--workers 0: expected at least 1"),
+        (["--config", "run.toml", "--workers", "0"], "--workers 0: expected 1 to 1,024"),
+        (["--config", "run.toml", "--workers", "1000000"], "--workers 1000000: expected 1 to 1,024"),
         (["--config", "run.toml", "--part", "3/3"], "--part 3/3: expected I/N with 0 <= I < N, such as 0/8"),
         (["--config", "run.toml", "--part", "x/3"], "--part x/3: expected I/N"),
+        (["--config", "run.toml", "--part", "0/" + "9" * 5000], "9: expected I/N"),
+        (["--source", "web=" + "x" * 300, "--tokenizer", "tokenizer"], "x matches no file"),
+        (["--source", "web=texts", "--tokenizer", "tokenizer", "--cache-dir", "x" * 300], "File name too long"),
+        (["--source", "web=texts", "--tokenizer", "tokenizer", "--cache-dir", "circle"], "levels of symbolic links"),
         (["--config", "run.toml", "--part", "1"], "--part 1: expected I/N"),
         (["--config", "absent.toml"], "absent.toml: cannot be read (No such file or directory)"),
     ],
 )
 def test_a_mistake_is_told_on_standard_error_with_status_1(corpus, monkeypatch, capsys, arguments, text):
     monkeypatch.chdir(corpus.folder)
+    Path("circle").symlink_to("circle")
     assert prepare(*arguments) == 1
     out, err = capsys.readouterr()
     assert err.startswith("zephon-data prepare: ")
@@ -281,6 +287,12 @@ def test_a_mistake_is_told_on_standard_error_with_status_1(corpus, monkeypatch, 
         ("[data]\nsed = 1", "[data]: unknown key 'sed'"),
         ("[[data.sources]]\nname = 'web'", "[[data.sources]] number 1: 'path' is missing"),
         ("[[data.sources]]\nname = 'web'\npath = 'texts'", "no tokenizer: give --tokenizer FOLDER"),
+        ('[[data.sources]]\nname = "web"\npath = "a\\u0000"', r"path = 'a\x00': no path has a NUL"),
+        ('[data]\ncache_dir = "a\\u0000"', r"data.cache_dir = 'a\x00': no path has a NUL"),
+        (
+            '[model]\nhf_assets_path = "a\\u0000"\n[[data.sources]]\nname = "web"\npath = "texts"',
+            r"tokenizer folder 'a\x00': no path has a NUL",
+        ),
         ("[data]\nseed = -1", "run.toml: [data]: data.seed = -1"),
     ],
 )
@@ -341,6 +353,39 @@ def test_as_a_program_it_prints_to_standard_output_what_is_there_and_logs_to_sta
     done = run("prepare", "--config", corpus.folder / "absent.toml")
     assert (done.returncode, done.stdout) == (1, "")
     assert "absent.toml: cannot be read" in done.stderr
+
+
+def shell(corpus, line: str) -> subprocess.CompletedProcess:
+    """Runs a line of bash with the command as ``zd`` in the corpus's folder."""
+    return subprocess.run(
+        ["bash", "-c", f'zd() {{ "{sys.executable}" -m zephon_patches.cli "$@"; }}\n{line}'],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        cwd=corpus.folder,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_standard_output_that_nobody_reads_or_that_is_full_costs_no_traceback(corpus):
+    assert prepare("--config", corpus.folder / "run.toml") == 0
+    done = shell(corpus, 'zd verify cache | true; echo "${PIPESTATUS[0]}"')
+    assert (done.stdout, done.stderr) == ("141\n", "")
+    done = shell(corpus, "zd verify cache > /dev/full")
+    assert (done.returncode, done.stderr) == (1, "zephon-data verify: [Errno 28] No space left on device\n")
+
+
+def test_standard_streams_that_are_closed_cost_no_file_its_number(corpus):
+    done = shell(corpus, "zd prepare --config run.toml --workers 2 <&- >&- 2>&-")
+    assert done.returncode == 0
+    assert len(stores_in(corpus.folder / "cache")) == 2
+    assert main(["verify", str(corpus.folder / "cache")]) == 0
+
+
+def test_any_name_is_printed_whatever_the_encoding(corpus):
+    done = shell(corpus, "PYTHONIOENCODING=ascii zd prepare --config run.toml --cache-dir t\u00f6kens")
+    assert done.returncode == 0, done.stderr
+    assert "t\\xf6kens/web" in done.stdout
+    assert len(stores_in(corpus.folder / "t\u00f6kens")) == 2
 
 
 PROGRAM = """

@@ -59,3 +59,13 @@ def test_one_bad_store_does_not_hide_the_others(mixed, capsys):
         assert f"remove {bad} to build the store anew" in lines[0]
         assert "absent: no finished token store here (manifest.json is missing)" in lines[1]
         assert "sound" in lines[2]
+
+
+@pytest.mark.parametrize("path", ["absent", "x" * 300, "circle", "file", "file/below"])
+def test_what_is_no_store_is_told_with_status_1(tmp_path, monkeypatch, capsys, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "file").write_text("")
+    assert verify(path) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith(path) and out.count("\n") == 1 and err == ""

@@ -279,7 +279,9 @@ _ORDER: dict[str, Any] = {
     "seq_len": 8,
     "shard_bytes": 0,
     "shuffle_shards": 256,
-    "sources": [{"name": "web", "recipe": "00" * 8, "data": "11" * 8, "tokens": 100, "samples": 13}],
+    "skip": [[3, 9]],
+    "sources": [{"name": "web", "recipe": "00" * 8, "data": "11" * 8, "tokens": 100, "samples": 13, "since": 2}],
+    "stages": [{"at": 0, "weights": {"code": 2, "web": 1}}, {"at": 4, "weights": "33" * 8}],
     "tokenizer": "22" * 8,
 }
 _PRESENT = json.loads(describe_order({**_ORDER, "seed": 4}, 12))

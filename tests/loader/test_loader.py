@@ -11,6 +11,7 @@ from tests.corpora import D60, D240, make_corpus
 from tests.reference import IGNORE
 from tests.resume import Place, Run, builder, check_steps, expected_stream, rows_of
 from zephon_patches import DataConfig, SourceConfig, build_loader
+from zephon_patches.config import MAX_NUMBER
 from zephon_patches.errors import ConfigError, InputError, LoaderError, MappingError, StateError
 
 
@@ -192,6 +193,22 @@ def test_a_state_beyond_the_end_of_finite_data_is_refused(corpus):
         loader.seek(331)
     loader.seek(330)
     assert list(loader) == []
+
+
+def test_an_order_ends_before_its_numbers_become_too_large_for_a_state(corpus):
+    loader = a_loader(corpus, Place(1, 4, 4))
+    loader.seek(MAX_NUMBER - 4)
+    iterator = iter(loader)
+    next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    assert loader.cursor == MAX_NUMBER
+    with pytest.raises(LoaderError, match="to end a run, set training.steps or data.epochs"):
+        next(iterator)
+    # As one would write it who wants all that follows to be left out.
+    loader = a_loader(corpus, Place(1, 4, 4), skip=[(6, MAX_NUMBER)])
+    with pytest.raises(LoaderError, match="the step at sample 4 goes beyond .* data.skip leaves too few"):
+        list(loader)
+    assert loader.cursor == 4
 
 
 @pytest.mark.parametrize("size", [4.0, True, "4", None])

@@ -152,6 +152,16 @@ def test_skips_may_be_added_beyond_the_cursor_and_not_below(made):
     assert "data.skip below the cursor: [60, 84) in the checkpoint, nothing now" in text
 
 
+def test_many_skips_are_told_by_those_that_differ(made):
+    many = [(3 * n, 3 * n + 1) for n in range(1000)]
+    state = state_at(made, 3000, skip=many)
+    text = refusal(made, state, skip=[*many[:500], (1501, 1502), *many[501:]])
+    assert "data.skip below the cursor: [1500, 1501) in the checkpoint, [1501, 1502) now" in text
+    text = refusal(made, state)
+    assert "data.skip below the cursor: [0, 1), [3, 4), " in text
+    assert "[21, 22) and 992 more in the checkpoint, nothing now" in text
+
+
 @given(stages(2, 100), stages(2, 100), skips, skips, st.integers(0, 200))
 @settings(max_examples=200)
 def test_exactly_the_consumed_part_is_compared(before, after, skip, new_skip, cursor):
@@ -211,6 +221,12 @@ def test_other_weights_are_refused_with_both_and_accepted_by_fingerprint_alone(m
     assert new != json.loads(a_loader(made, **third).state_dict()["order"])["fingerprint"]
 
 
+def test_a_stage_is_recommended_only_where_one_can_start(made):
+    other = {"weights": {"web": 0.6, "code": 0.4}}
+    assert "table with at = 1 changes" in refusal(made, state_at(made, 1, weights=WEIGHTS), **other)
+    assert "[[data.stages]]" not in refusal(made, state_at(made, 0, weights=WEIGHTS), **other)
+
+
 def test_any_change_can_be_accepted_and_the_state_stays_small(made):
     state = state_at(made, 12, weights={"web": 1})
     befores = []
@@ -235,7 +251,24 @@ def test_an_accepted_change_moves_nothing_else(made):
     assert len(json.loads(loader.state_dict()["order"])["changes"]) == 1
 
 
-@pytest.mark.parametrize("changes", ["x", [1], [{"at": 3}]])
+@pytest.mark.parametrize(
+    "key, values",
+    [
+        ("stages", [5, {}, [5], [{}], [{"at": 0}], [{"at": "0", "weights": {}}], [{"at": -1, "weights": {}}]]),
+        ("stages", [[{"at": 0, "weights": [1]}], [{"at": True, "weights": {}}], [{"at": 2**70, "weights": {}}]]),
+        ("skip", [5, {"a": 1}, [5], [[1]], [[1, 2, 3]], [["a", "b"]], [[5, 1]], [[1.5, 3]], [[1, 2**70]], [[-3, 2]]]),
+        ("since", ["x", None, [1], -1, True]),
+    ],
+)
+def test_parts_of_another_form_are_refused_also_with_a_right_fingerprint(key, values):
+    source = {"data": "d", "name": "web", "recipe": "r", "samples": 83, "tokens": 660}
+    for value in values:
+        parts = {"sources": [{**source, "since": value}]} if key == "since" else {"sources": [source], key: value}
+        with pytest.raises(StateError, match=f"loader state: {'sources' if key == 'since' else key} in the order is"):
+            read_state({"cursor": 5, "order": describe_order(parts, 12)})
+
+
+@pytest.mark.parametrize("changes", ["x", [1], [{"at": 3}], [{"at": "3", "before": "x"}], [{"at": 3, "before": None}]])
 def test_changes_that_are_none_are_refused_though_no_fingerprint_covers_them(made, changes):
     state = state_at(made, 0, weights=WEIGHTS)
     order = canonical_json({**json.loads(state["order"]), "changes": changes})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.strategies import cursors, weights
-from zephon_patches.order.mixture import Mixture, _paths, exact_weights
+from zephon_patches.order.mixture import Mixture, _floors, _paths, exact_weights
 
 
 def drawn(mixture: Mixture, start: int, stop: int) -> list[tuple[int, int]]:
@@ -142,6 +142,37 @@ def test_counts_and_draws_agree_anywhere(of, start, length):
         assert before == counts[source]
         counts[source] += 1
     assert counts == mixture.counts(start + length)
+
+
+@given(
+    st.integers(1, 2**90),
+    st.sampled_from([Fraction(1, 2), Fraction(1, 3), Fraction(1), Fraction(7, 9)]) | st.fractions(0, 1),
+    st.integers(-2, 2),
+    st.integers(0, 2**60),
+    st.data(),
+)
+def test_quotients_of_numbers_of_any_size_are_exact(whole, part, more, draw, data):
+    """Also next to whole numbers, where floats alone would be off by one."""
+    step = min(max(int(whole * part) + more, 0), whole)
+    draws = [draw, draw // 2**20, draw // 2**40, draw % 1000, 0]
+    # A rest with which a quotient is a whole number, or just not.
+    hit = -step * draws[data.draw(st.integers(0, 4))] % whole
+    for rest in {hit, max(hit - 1, 0), hit + whole - 1, data.draw(st.integers(0, 2 * whole - 1))}:
+        found = _floors(rest, step, whole, np.array(draws, dtype=np.int64))
+        assert found.tolist() == [(rest + step * d) // whole for d in draws]
+
+
+def test_weights_of_17_digits_take_few_steps_of_python(monkeypatch):
+    """As a program computes them: numpy's integers are too small, and every draw in Python's would cost tenfold."""
+    of = exact_weights([(1 + source) ** 0.7 for source in range(100)])
+    mixture, numbers = Mixture(of), np.arange(10**12, 10**12 + 5000)
+    assert mixture.period > 2**60
+    places = []
+    upstream = np.flatnonzero
+    monkeypatch.setattr(np, "flatnonzero", lambda mask: places.append(len(upstream(mask))) or upstream(mask))
+    mixture.draw(numbers)
+    assert places, "numpy's integers were large enough"
+    assert sum(places) < 100
 
 
 @given(weights, st.lists(cursors, min_size=1, max_size=20))

@@ -2,8 +2,9 @@
 
     python -m tests.prepare.slow_build TEXTS TOKENIZER CACHE SHARD_BYTES SECONDS ONE_PER_MACHINE [KILL_AT]
 
-Every batch of documents takes SECONDS more, and batches are small. At the end it says how many units it built. With
-KILL_AT the process kills itself there: moment 2k is right before its k-th rename, moment 2k + 1 right after it.
+Every batch of documents takes SECONDS more (or never ends: inf), and batches are small. When it is ready to begin it
+says so, and begins when it is told a line. At the end it says how many units it built. With KILL_AT the process kills
+itself there: moment 2k is right before its k-th rename, moment 2k + 1 right after it.
 """
 
 import logging
@@ -46,7 +47,7 @@ def main() -> None:
     encode_batch = encoder.encode_batch
 
     def slow(texts):
-        time.sleep(float(seconds))
+        time.sleep(min(float(seconds), 3600))
         return encode_batch(texts)
 
     encoder.encode_batch = slow
@@ -54,6 +55,7 @@ def main() -> None:
     remove = builder.Builder._remove_temporary
     builder.Builder._remove_temporary = lambda one, number: (built.append(number), remove(one, number))
     print("ready", flush=True)
+    sys.stdin.readline()
     source = FileInput(SourceConfig(name="web", path=texts))
     building = build.Building(one_per_machine=one_per_machine == "1")
     store = build.open_or_build(source, encoder, cache, int(shard_bytes), building=building)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -67,18 +68,41 @@ def open_store(folder: Path, cache: str = "cache", shard_bytes: int = SHARD_BYTE
 
 
 def process(
-    folder: Path, seconds: float, cache: str = "cache", moment: int | None = None, one_per_machine: bool = False
+    folder: Path,
+    seconds: float,
+    cache: str = "cache",
+    moment: int | None = None,
+    one_per_machine: bool = False,
+    begin: bool = True,
 ) -> subprocess.Popen:
-    """A builder of the same store in a process of its own."""
+    """A builder of the same store in a process of its own; without ``begin`` it waits for ``begin_together``."""
     arguments = [folder / "texts", folder / "tokenizer", folder / cache, SHARD_BYTES, seconds, int(one_per_machine)]
     arguments += [] if moment is None else [moment]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.prepare.slow_build", *map(str, arguments)],
         cwd=Path(__file__).parents[2],
+        stdin=subprocess.DEVNULL if begin else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def begin_together(builders: list[subprocess.Popen]) -> None:
+    """Lets builders begin at one moment, however long their starts took."""
+    for builder in builders:
+        assert builder.stdout.readline() == "ready\n"
+    for builder in builders:
+        builder.stdin.write("\n")
+        builder.stdin.flush()
+
+
+def until_one_builds(folder: Path) -> None:
+    """Waits for the first shard that is being written."""
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("cache/web/*/.*.tmp")):
+        assert time.monotonic() < deadline, "nobody builds"
+        time.sleep(0.01)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

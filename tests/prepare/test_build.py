@@ -29,6 +29,7 @@ from tests.corpora import make_corpus, write_tokenizer
 from tests.prepare.stores import (
     LENGTHS,
     SHARD_BYTES,
+    begin_together,
     contents,
     document,
     documents_of,
@@ -37,6 +38,7 @@ from tests.prepare.stores import (
     places_of,
     process,
     text_at,
+    until_one_builds,
     write_compressed,
     write_mixed,
 )
@@ -90,19 +92,18 @@ def patch_writes(monkeypatch, write) -> None:
         monkeypatch.setattr(module, "write_atomic", write)
 
 
-class Counted:
+class Counted(TextTokenizer):
     """A tokenizer that counts the texts it is given, and may do something else first."""
 
     def __init__(self, folder, before=lambda texts: None):
-        self._tokenizer = TextTokenizer(folder)
-        self.identity, self.largest_id = self._tokenizer.identity, self._tokenizer.largest_id
+        super().__init__(folder, engine="tokenizers")
         self._before = before
         self.texts = 0
 
     def encode_batch(self, texts):
         self._before(texts)
         self.texts += len(texts)
-        return self._tokenizer.encode_batch(texts)
+        return super().encode_batch(texts)
 
 
 # --- what a store holds ---
@@ -197,7 +198,7 @@ def test_build_killed_at_random_moments_goes_on_and_gives_the_same_bytes(mixed, 
         shutil.rmtree(folder)
 
     finished: dict[str, tuple[int, int]] = {}
-    while kills < 14:
+    while kills < 14 or (not in_the_middle and kills < 100):
         builder = process(mixed, seconds=0.01)
         assert builder.stdout.readline() == "ready\n"
         time.sleep(chance.uniform(0.0, 0.2))
@@ -474,10 +475,31 @@ def test_shard_that_was_lost_or_cut_before_the_end_is_made_again(mixed, referenc
     assert contents(open_store(mixed).folder) == reference(mixed)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"files": 3}'])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"files": 3}', b"[" * 100_000])
 def test_damaged_plan_starts_the_build_anew(mixed, reference, damage):
     process(mixed, 0, moment=2 * 11).wait()
     (store_folder(mixed) / "plan.json").write_bytes(damage)
+    assert contents(open_store(mixed).folder) == reference(mixed)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"documents":', b'"documents":1e999,"x":'),
+        (b'"documents":', b'"documents":-'),
+        (b'"tokens":', b'"tokens":"5","x":'),
+        (b'"000003-000"', b'"../000003-000"'),
+        (b'"000003-000"', b'"000002-000"'),
+        (b'"ranges":', b'"ranges":[3],"x":'),
+        (b"{", b"[" * 100_000),
+    ],
+)
+def test_record_of_a_finished_shard_that_is_no_such_is_as_good_as_none(mixed, reference, before, after):
+    process(mixed, 0, moment=2 * 22).wait()
+    path = store_folder(mixed) / "units" / "000003-000.json"
+    damaged = path.read_bytes().replace(before, after, 1)
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
     assert contents(open_store(mixed).folder) == reference(mixed)
 
 
@@ -537,7 +559,8 @@ def read_until(builder: subprocess.Popen, pattern: str) -> str:
 @pytest.mark.parametrize("number", [2, 6])
 def test_several_builders_share_the_work_and_say_whom_they_wait_for(mixed, reference, number):
     """H02."""
-    builders = [process(mixed, seconds=0.15) for _ in range(number)]
+    builders = [process(mixed, seconds=0.15, begin=False) for _ in range(number)]
+    begin_together(builders)
     outputs = [builder.communicate(timeout=60)[0] for builder in builders]
     assert [builder.returncode for builder in builders] == [0] * number, outputs
     assert len({re.search(r"^store .*", output, re.M).group() for output in outputs}) == 1
@@ -554,8 +577,8 @@ def test_several_builders_share_the_work_and_say_whom_they_wait_for(mixed, refer
 
 
 def test_waiting_builder_takes_over_the_unit_of_a_killed_one(mixed, reference):
-    first = process(mixed, seconds=0.5)
-    read_until(first, "tokenizing, [1-9] of 8")
+    first = process(mixed, seconds=float("inf"))
+    until_one_builds(mixed)
     others = [process(mixed, seconds=0.01) for _ in range(2)]
     for other in others:
         read_until(other, "waiting for 1 units that other builders hold; 7 of 8 units done")
@@ -860,8 +883,30 @@ def test_cache_in_the_folder_of_its_source_is_refused(mixed, cache):
     assert len(list((mixed / "texts").rglob("*"))) == 5
 
 
+@pytest.mark.parametrize(
+    "path, settings",
+    [
+        ("texts/*", {}),
+        ("texts/**", {}),
+        ("texts/**/*.json*", {}),
+        ("*/[c]ache", {}),
+        ("texts/**/*.bin", {}),
+        ("texts/*/*/*/*.jsonl", {"on_bad_record": "skip"}),  # there is a skipped.jsonl then
+    ],
+)
+def test_cache_within_the_reach_of_a_glob_is_refused_before_anything_is_built(mixed, path, settings):
+    with pytest.raises(ConfigError, match=r"data.cache_dir .* lies in the folder of source 'web', .*, so its files"):
+        open_store(mixed, cache="texts/cache", path=str(mixed / path), **settings)
+    assert not (mixed / "texts" / "cache").exists()
+
+
 def test_cache_beside_the_files_of_a_glob_or_under_a_skipped_name_is_fine(mixed):
-    for cache, path in (("texts/.cache", "texts"), ("texts/_cache", "texts"), ("texts/cache", "texts/*.jsonl")):
+    for cache, path in (
+        ("texts/.cache", "texts"),
+        ("texts/_cache", "texts"),
+        ("texts/cache", "texts/*.jsonl"),
+        ("texts/cache", "texts/**/*.jsonl"),
+    ):
         folders = {open_store(mixed, cache=cache, path=str(mixed / path)).folder for _ in range(2)}
         assert len(folders) == 1
 

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.prepare.stores import SHARD_BYTES, contents, file_input, open_store, process, write_compressed, write_mixed
+from tests.prepare.stores import (
+    SHARD_BYTES,
+    begin_together,
+    contents,
+    file_input,
+    open_store,
+    process,
+    until_one_builds,
+    write_compressed,
+    write_mixed,
+)
 from tests.prepare.test_build import Counted, read_until, store_folder, unit_inodes
 from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.prepare import build, builder
@@ -294,7 +304,8 @@ def test_a_plan_is_replaced_only_when_nobody_works_by_it(mixed):
 
 def test_texts_edited_in_mid_build_end_the_builders_and_the_next_start_is_right(mixed):
     """A builder of the new times waits for those of the old ones, who find out; then it begins anew."""
-    old = [process(mixed, seconds=0.4) for _ in range(2)]
+    old = [process(mixed, seconds=0.4, begin=False) for _ in range(2)]
+    begin_together(old)
     for one in old:
         read_until(one, "tokenizing, [1-9] of 8")
     path = mixed / "texts" / "d" / "e.jsonl"
@@ -359,11 +370,11 @@ def wait_in_vain(folder: Path) -> None:
 
 
 def test_another_rank_of_the_machine_takes_over_when_the_builder_dies(mixed):
-    first = process(mixed, seconds=0.5, one_per_machine=True)
-    read_until(first, "tokenizing, [1-9] of 8")
+    first = process(mixed, seconds=float("inf"), one_per_machine=True)
+    until_one_builds(mixed)
     others = [process(mixed, seconds=0.0, one_per_machine=True) for _ in range(2)]
     for other in others:
-        read_until(other, "waiting for the process that builds it on this machine; [1-9] of 8 units done")
+        read_until(other, "waiting for the process that builds it on this machine; 0 of 8 units done")
     first.kill()
     first.wait()
     outputs = [other.communicate(timeout=60)[0] for other in others]

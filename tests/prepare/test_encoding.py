@@ -17,7 +17,7 @@ from zephon_patches import SourceConfig
 from zephon_patches.cli.__main__ import main
 from zephon_patches.errors import ConfigError, InputError
 from zephon_patches.prepare.build import open_or_build, tokenizer_for
-from zephon_patches.prepare.encoding import encoded_batches
+from zephon_patches.prepare.encoding import Encoder
 from zephon_patches.prepare.readers import Reading, _rows
 from zephon_patches.prepare.repair import rebuild_command
 from zephon_patches.prepare.tokenizers import TextTokenizer
@@ -208,7 +208,7 @@ def test_the_tokens_are_those_of_the_good_documents_in_their_order(tmp_path_fact
     found = []
     for unit in source.units(1000):
         for piece in source.pieces(unit, 1000, 0):
-            for batch in encoded_batches(piece, TextTokenizer(folder / "tokenizer")):
+            for batch in Encoder(TextTokenizer(folder / "tokenizer"), None, "ids").batches(piece):
                 assert batch.tokens.dtype == np.uint32
                 found += [x.tolist() for x in np.split(batch.tokens, np.cumsum(batch.lengths)[:-1])]
             assert len(piece.skipped) == len(documents) - len(good)

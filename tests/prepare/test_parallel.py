@@ -94,6 +94,15 @@ def test_fewer_units_than_workers_get_more_threads_each(workers, units, expected
     assert parallel.share_out(workers, units) == expected
 
 
+@pytest.mark.parametrize(
+    ("units", "size", "expected"), [(9, 0, (8, 1)), (9, 1 << 20, (1, 8)), (9, 3 << 30, (6, 1)), (99, 1 << 40, (8, 1))]
+)
+def test_no_more_processes_are_started_than_pay_for_it_unless_asked_for(monkeypatch, units, size, expected):
+    monkeypatch.setattr(parallel, "cores", lambda: 8)
+    assert parallel.share_out(None, units, size) == expected
+    assert parallel.share_out(8, units, size) == (8, 1)
+
+
 def test_workers_have_their_number_of_threads_set_before_they_import_the_tokenizers(mixed, monkeypatch):
     monkeypatch.setenv("RAYON_NUM_THREADS", "7")
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from zephon_patches.config import SourceConfig
 from zephon_patches.errors import InputError
 from zephon_patches.prepare import shards
-from zephon_patches.prepare.shards import FileInput, RecordInput, cut_units, hash_range, shard_bytes_for
+from zephon_patches.prepare.shards import (
+    FileInput,
+    RecordInput,
+    cut_units,
+    finds,
+    hash_range,
+    list_files,
+    shard_bytes_for,
+)
 from zephon_patches.store.manifest import InputRange
 
 
@@ -270,6 +278,69 @@ def test_file_of_another_kind_is_refused_by_name(tmp_path, name):
     with pytest.raises(InputError, match=rf"{name}: files of this kind are not read"):
         source(tmp_path)
     assert names(tmp_path / "*.jsonl") == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz", "b.parquet"])
+def test_what_is_no_regular_file_is_refused_by_name(tmp_path, name, kind):
+    """Its size is 0, so it would be left out in silence; or it would be waited for, for ever."""
+    make(tmp_path, "a.jsonl")
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    for path in (tmp_path, tmp_path / name, tmp_path / "b*"):
+        with pytest.raises(InputError, match=rf"{name}: no regular file but a pipe, a socket or a device"):
+            source(path)
+
+
+def test_name_that_is_too_long_matches_no_file(tmp_path):
+    assert names(tmp_path / ("x" * 300)) == names(tmp_path / ("x" * 5000) / "*.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".",
+        "*",
+        "**",
+        "**/*",
+        "*/*",
+        "x",
+        "x/*",
+        "*/*.jsonl",
+        "**/*.jsonl",
+        "x/y/z.jsonl",
+        "[x]",
+        "[!x]/**/?.jsonl",
+        "**/y",
+        "**/_y/*",
+        ".h*",
+        "*/.h/*",
+        "a.jsonl",
+        "**/x/**/z.jsonl",
+        "../*/x",
+        "x/../*",
+    ],
+)
+def test_what_a_path_finds_is_known_before_it_is_there(tmp_path, monkeypatch, path):
+    folder = make(tmp_path / "root", "a.jsonl", "x/b.jsonl")
+    monkeypatch.chdir(folder)
+    root, _ = list_files(path)
+    later = (
+        "x/c.jsonl",
+        "x/y/z.jsonl",
+        "w/z.jsonl",
+        "w/_y/z.jsonl",
+        "x/.h/z.jsonl",
+        ".h/z.jsonl",
+        ".h.jsonl",
+        "_a.jsonl",
+    )
+    expected = {name for name in later if finds(path, Path(name))}
+    make(folder, *later)
+    found = {os.path.realpath(root / file.name) for file in list_files(path)[1]}
+    assert expected == {name for name in later if os.path.realpath(name) in found}
 
 
 def test_records_know_size_and_time(tmp_path):

@@ -216,6 +216,8 @@ def test_json_that_is_no_tokenizer_is_named(tmp_path):
         ({"bos_token": 3}, "bos_token is 3, expected a text or an object"),
         ({"eos_token": {"lstrip": True}}, "eos_token is an object without 'content'"),
         ({"added_tokens_decoder": [1]}, "added_tokens_decoder is no object"),
+        ({"added_tokens_decoder": {"5": {"content": [1]}}}, "an entry of added_tokens_decoder is of type list"),
+        ({"added_tokens_decoder": {"5": {"content": None}}}, "an entry of added_tokens_decoder is an object without"),
     ],
 )
 def test_token_of_another_form_is_named(tmp_path, config, reason):

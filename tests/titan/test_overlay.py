@@ -51,6 +51,7 @@ def test_exactly_these_modules_are_replaced():
         "torchtitan",
         "torchtitan.components.checkpoint",
         "torchtitan.components.dataloader",
+        "torchtitan.components.tokenizer",
         "torchtitan.config",
         "torchtitan.config.job_config",
         "torchtitan.config.manager",

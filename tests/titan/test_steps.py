@@ -1,13 +1,14 @@
 """Where a run over a number of epochs ends: training.steps, the schedule, the last checkpoint, and going on."""
 
 import logging
+import shutil
 
 import pytest
 
 from tests.corpora import D60, make_corpus, make_sources
 from tests.resume import expected_mix, expected_stream
 from tests.titan.jobs import FakeTrainer, changed, job
-from zephon_patches.errors import StateError
+from zephon_patches.errors import ConfigError, StateError
 from zephon_patches.titan.steps import place_to_start
 
 SAMPLES = 83  # of an epoch: 6 full steps of 12 and one of 11
@@ -119,6 +120,28 @@ def test_a_finished_run_trains_nothing_and_says_so_and_more_epochs_go_on(corpus,
         assert rows == expected.rows(0, epochs * SAMPLES)
 
 
+def test_steps_that_are_done_are_told(corpus, tmp_path, log):
+    for settings in ({}, {"data__epochs": 2}):
+        config = full(corpus, tmp_path / f"{len(settings)}", training__steps=3, **settings)
+        whole_run(config)
+        assert "nothing is left to do" not in log.text
+        assert whole_run(config, 2) == []
+        assert "data: all steps are done and nothing is left to do; raise training.steps to go on" in log.messages
+        log.clear()
+
+
+def test_a_last_checkpoint_that_keeps_no_place_is_told_while_there_is_time(corpus, tmp_path, log):
+    def told(config) -> bool:
+        log.clear()
+        FakeTrainer(config).load()
+        return "the last checkpoint will hold the model only" in log.text
+
+    assert told(job(corpus, tmp_path, data__epochs=1)), "TorchTitan's default"
+    assert not told(full(corpus, tmp_path, data__epochs=1))
+    assert not told(job(corpus, data__epochs=1)), "no checkpoints"
+    assert not told(job(corpus, tmp_path)), "no end"
+
+
 def test_fewer_epochs_than_are_trained_are_refused(corpus, tmp_path):
     whole_run(full(corpus, tmp_path, data__epochs=2))
     with pytest.raises(
@@ -152,6 +175,12 @@ def test_an_initial_cursor_counts_where_no_checkpoint_does(corpus, expected, tmp
     assert place_to_start(changed(config, checkpoint__enable=False)) == (0, 40)
 
 
+def test_an_initial_cursor_behind_the_end_is_refused(corpus):
+    assert whole_run(job(corpus, data__epochs=1, data__initial_cursor=SAMPLES)) == []
+    with pytest.raises(ConfigError, match="data.initial_cursor = 84 is behind the end of the data, sample 83"):
+        FakeTrainer(job(corpus, data__epochs=1, data__initial_cursor=SAMPLES + 1)).load()
+
+
 def test_a_checkpoint_to_begin_from_counts_where_more_than_its_model_is_loaded(corpus, tmp_path):
     FakeTrainer(full(corpus, tmp_path / "first")).load().train(3)
     begin = {"checkpoint__initial_load_path": str(tmp_path / "first" / "checkpoint" / "step-3")}
@@ -166,7 +195,10 @@ def test_a_checkpoint_without_a_place_leaves_the_complaint_to_its_load(corpus, t
     config = job(corpus, tmp_path, data__epochs=1, training__steps=2)
     whole_run(config)  # the last checkpoint is a model only, as by default
     assert place_to_start(config) == (0, 0)
-    with pytest.raises(StateError, match="it was saved as a model only"):
+    with pytest.raises(StateError, match=r"it was saved as a model only .*checkpoint\.load_step \(1\); or start anew"):
+        FakeTrainer(config).load()
+    shutil.rmtree(tmp_path / "checkpoint" / "step-1")
+    with pytest.raises(StateError, match=r"checkpoint\.load_step \(none is beside it\); or start anew"):
         FakeTrainer(config).load()
 
 

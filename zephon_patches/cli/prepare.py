@@ -14,12 +14,12 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from zephon_patches.cli.table import aligned
-from zephon_patches.config import HUB, Data, DataConfig, SourceConfig, data_config_from_table
+from zephon_patches.config import HUB, Data, DataConfig, SourceConfig, TokenizerEngine, data_config_from_table
 from zephon_patches.errors import ConfigError, StoreError
 from zephon_patches.prepare.build import (
     Building,
@@ -32,7 +32,6 @@ from zephon_patches.prepare.build import (
 )
 from zephon_patches.prepare.builder import Part
 from zephon_patches.prepare.inputs import make_input
-from zephon_patches.prepare.parallel import cores
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.store.indexed import HEADER
 from zephon_patches.store.reader import TokenStore
@@ -51,6 +50,10 @@ _SOURCE_OPTIONS = (
     "add_bos",
     "add_eos",
 )
+
+
+_MAX_WORKERS = 1024  # a slip of the hand, which would take the machine down
+_MAX_PART_DIGITS = 18
 
 
 def add_to(commands: Any) -> None:
@@ -77,10 +80,18 @@ def add_to(commands: Any) -> None:
             help=f"whether {name.upper()} stands {place} each document (if the tokenizer has it)",
         )
     parser.add_argument("--tokenizer", help="folder with tokenizer.json (the config's model.hf_assets_path)")
+    parser.add_argument(
+        "--tokenizer-engine",
+        choices=get_args(TokenizerEngine),
+        help="library that tokenizes; the ids do not depend on it (the config's data.tokenizer_engine, or auto)",
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="compare every document with the reference engine, at its speed"
+    )
     parser.add_argument("--cache-dir", help="folder of the token stores (the config's data.cache_dir)")
     parser.add_argument("--shard-bytes", type=int, help="input bytes of a shard (the config's data.shard_bytes, or 0)")
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes that tokenize (all cores that the process may use)"
+        "--workers", type=int, metavar="N", help="processes that tokenize (as many as are of use, at most one a core)"
     )
     parser.add_argument(
         "--part",
@@ -99,11 +110,11 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     data, tokenizer = _settings(arguments)
-    workers = cores() if arguments.workers is None else arguments.workers
-    if workers < 1:
-        raise ConfigError(f"--workers {workers}: expected at least 1")
+    workers = arguments.workers
+    if workers is not None and not 1 <= workers <= _MAX_WORKERS:
+        raise ConfigError(f"--workers {workers}: expected 1 to {_MAX_WORKERS:,} processes of this machine")
     part = None if arguments.part is None else _part(arguments.part)
-    encoder = TextTokenizer(tokenizer)
+    encoder = TextTokenizer(tokenizer, data.tokenizer_engine, arguments.exact)
     trained = data.sources_in_use
     for source in data.sources:
         if source not in trained:
@@ -142,8 +153,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _part(text: str) -> Part:
     index, slash, count = text.partition("/")
-    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise ConfigError(f"--part {text}: expected I/N with 0 <= I < N, such as 0/8, the first of eight parts")
+    numbers = slash and index.isdecimal() and count.isdecimal() and max(len(index), len(count)) <= _MAX_PART_DIGITS
+    if not (numbers and int(index) < int(count)):
+        raise ConfigError(f"--part {text:.60}: expected I/N with 0 <= I < N, such as 0/8, the first of eight parts")
     return Part(int(index), int(count))
 
 
@@ -239,10 +251,14 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str]:
         given = {key: getattr(arguments, key) for key in _SOURCE_OPTIONS if getattr(arguments, key) is not None}
         data = DataConfig(sources=[SourceConfig(name, path, **given)])
         tokenizer = arguments.tokenizer
+    if tokenizer and "\0" in tokenizer:
+        raise ConfigError(f"tokenizer folder {tokenizer!r}: no path has a NUL in it")
     if not tokenizer:
         raise ConfigError("no tokenizer: give --tokenizer FOLDER (with tokenizer.json)")
     if arguments.cache_dir is not None:
         data.cache_dir = arguments.cache_dir
+    if arguments.tokenizer_engine is not None:
+        data.tokenizer_engine = arguments.tokenizer_engine
     if arguments.shard_bytes is not None:
         data.shard_bytes = arguments.shard_bytes
     data.__post_init__()  # checks what the options set

@@ -8,6 +8,7 @@ with --repair it is 0 if all stores are sound or were taken apart.
 """
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stores_at(path: Path) -> list[Path]:
-    if (path / MANIFEST).exists():
+    if os.path.exists(path / MANIFEST) or not os.path.isdir(path):  # which bear any name, also one that is too long
         return [path]
     found = sorted(manifest.parent for pattern in ("*", "*/*") for manifest in path.glob(f"{pattern}/{MANIFEST}"))
     return found or [path]  # an unfinished store, or none: an error that says so

@@ -174,7 +174,7 @@ def _open(
         raise ConfigError("data.sources: no source; give a [[data.sources]] table with name and path")
     # By name, so that the order of the tables in the file has no say.
     inputs = sorted(inputs, key=lambda source: source.name)
-    encoder = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer)
+    encoder = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer, config.tokenizer_engine)
     encoders = [tokenizer_for(source, config, encoder) for source in inputs]
     for source, ends in zip(inputs, encoders, strict=True):  # before hours of tokenizing the first of them
         check_input(source, ends, config.cache_dir, config.shard_bytes)

@@ -284,7 +284,13 @@ class Loader:
 
     def _complete_step(self) -> None:
         size = mapping.step_size(self._cursor, self.global_batch_size, self.end, self._skips)
-        self._cursor = mapping.next_cursor(self._cursor, self.global_batch_size, self.end, self._skips)
+        cursor = mapping.next_cursor(self._cursor, self.global_batch_size, self.end, self._skips)
+        if cursor > MAX_NUMBER:
+            raise LoaderError(
+                f"the step at sample {self._cursor:,} goes beyond sample {MAX_NUMBER:,}, behind which no order has "
+                "samples: data.skip leaves too few; to end a run, set training.steps or data.epochs"
+            )
+        self._cursor = cursor
         self._delivered = 0
         self.steps_delivered += 1
         self.samples_delivered += size

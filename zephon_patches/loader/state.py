@@ -49,6 +49,9 @@ _CONSUMED = {"skip", "sources", "stages"}
 # A state stays small however often its order was changed, and however much at once.
 _CHANGES_KEPT, _CHANGE_LENGTH = 3, 120
 
+# Intervals that a message shows.
+_LISTED = 8
+
 # How a line about a mixture begins.
 _MIXTURE = "mixture"
 
@@ -176,13 +179,25 @@ def read_state(state: Any) -> tuple[int, dict[str, Any]]:
             f"loader state: sources in the order is {order.get('sources')!r:.200}, expected a list of objects with "
             f"{', '.join(_SOURCE_KEYS)}"
         )
+    if not _are_stages(order.get("stages", [])):
+        raise StateError(
+            f"loader state: stages in the order is {order['stages']!r:.200}, expected a list of objects with at, the "
+            "number of a sample, and weights"
+        )
+    if not _are_intervals(order.get("skip", [])):
+        raise StateError(
+            f"loader state: skip in the order is {order['skip']!r:.200}, expected a list of pairs of numbers of samples"
+        )
     batch = order.get("global_batch_size")
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise StateError(f"loader state: global_batch_size in the order is {batch!r}, expected 1 or more samples")
     changes = order.get("changes", [])
-    if not isinstance(changes, list) or not all(isinstance(c, dict) and {"at", "before"} <= c.keys() for c in changes):
+    if not isinstance(changes, list) or not all(
+        isinstance(change, dict) and _is_number(change.get("at")) and isinstance(change.get("before"), str)
+        for change in changes
+    ):
         raise StateError(
-            f"loader state: changes in the order is {changes!r}, expected a list of what was accepted where"
+            f"loader state: changes in the order is {changes!r:.200}, expected a list of what was accepted where"
         )
     return cursor, order
 
@@ -200,9 +215,30 @@ def _is_deeper(data: Any, depth: int) -> bool:
 
 def _are_sources(sources: Any) -> bool:
     return isinstance(sources, list) and all(
-        isinstance(source, dict) and source.keys() >= set(_SOURCE_KEYS) and isinstance(source["name"], str)
+        isinstance(source, dict)
+        and source.keys() >= set(_SOURCE_KEYS)
+        and isinstance(source["name"], str)
+        and _is_number(source.get("since", 0))
         for source in sources
     )
+
+
+def _are_stages(stages: Any) -> bool:
+    return isinstance(stages, list) and all(
+        isinstance(stage, dict) and _is_number(stage.get("at")) and isinstance(stage.get("weights"), dict | str)
+        for stage in stages
+    )
+
+
+def _are_intervals(skip: Any) -> bool:
+    return isinstance(skip, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)) and pair[0] < pair[1] for pair in skip
+    )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it can be the number of a sample."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
 
 
 def check_order(
@@ -232,7 +268,7 @@ def check_order(
         return lines
     listed = "\n  ".join(lines)
     other = f'\ndata.accept_change = "{accept}" accepts another order than this one.' if accept else ""
-    if any(line.startswith(_MIXTURE) for line in lines):
+    if cursor and any(line.startswith(_MIXTURE) for line in lines):  # no stage is at 0
         other += f"\nA [[data.stages]] table with at = {cursor} changes the mixture from here on and leaves what was."
     raise StateError(
         f"the state at sample {cursor:,} counts in another order of data:\n  {listed}{other}\n"
@@ -263,11 +299,17 @@ def differences(
         if before != now:
             at = (before or now)["at"]
             lines.append(f"{_MIXTURE} from sample {at:,} on: {_mixture(before)} in the checkpoint, {_mixture(now)} now")
-    skipped = [Skips(map(tuple, order.get("skip", []))).below(cursor) for order in (saved, present)]
-    if skipped[0] != skipped[1]:
-        before, now = (", ".join(f"[{a}, {b})" for a, b in intervals) or "nothing" for intervals in skipped)
-        lines.append(f"data.skip below the cursor: {before} in the checkpoint, {now} now")
+    skipped, skipped_now = (set(Skips(map(tuple, order.get("skip", []))).below(cursor)) for order in (saved, present))
+    if skipped != skipped_now:
+        gone, added = _intervals(skipped - skipped_now), _intervals(skipped_now - skipped)
+        lines.append(f"data.skip below the cursor: {gone} in the checkpoint, {added} now")
     return lines
+
+
+def _intervals(intervals: set[tuple[int, int]]) -> str:
+    """Intervals in words, of many the first ones."""
+    listed = ", ".join(f"[{start}, {stop})" for start, stop in sorted(intervals)[:_LISTED]) or "nothing"
+    return listed if len(intervals) <= _LISTED else f"{listed} and {len(intervals) - _LISTED:,} more"
 
 
 def _until(cursor: int) -> int:

@@ -25,9 +25,9 @@ from zephon_patches.prepare import on_ray, parallel
 from zephon_patches.prepare.builder import Builder, Part, errors_explained
 from zephon_patches.prepare.estimate import estimated_minutes
 from zephon_patches.prepare.progress import Progress, Standing
-from zephon_patches.prepare.shards import Input
+from zephon_patches.prepare.shards import Input, finds
 from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.prepare.unfinished import Unfinished, Unit, held, taken
+from zephon_patches.prepare.unfinished import SKIPPED, Unfinished, Unit, held, taken
 from zephon_patches.store.atomic import write_atomic
 from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, Manifest
 from zephon_patches.store.reader import TokenStore
@@ -53,8 +53,8 @@ _POLL_SECONDS = 0.2
 class Building:
     """Who builds, where a store is not finished; others may build along in any of these ways."""
 
-    workers: int = 1
-    """Processes; 1 builds in this one, with the tokenizers library's threads"""
+    workers: int | None = 1
+    """Processes; 1 builds in this one, with the tokenizer's threads; None as many as are of use, at most one a core"""
     one_per_machine: bool = False
     """Whether to leave the building to another process of this machine where one is at it, and wait"""
     on_ray: bool = False
@@ -237,12 +237,13 @@ def _find(
 
 
 def _check_apart(source: Input, cache_dir: Path) -> None:
-    """A store in its source's folder would be taken for input at the next start."""
-    root, cache = Path(source.path).resolve(), cache_dir.resolve()
-    if not (source.has_files and root.is_dir() and cache.is_relative_to(root)):
+    """Stores that lie where their source finds files would be taken for input at the next start."""
+    if not source.has_files:
         return
-    # Names that are skipped when a folder is searched are harmless.
-    if not any(part.startswith((".", "_")) for part in cache.relative_to(root).parts):
+    names = [MANIFEST, "000000-000.bin", "000000-000.idx"]
+    if "on_bad_record" in source.recipe():
+        names.append(SKIPPED)
+    if any(finds(source.path, cache_dir / source.name / "recipe-files" / name) for name in names):
         raise ConfigError(
             f"data.cache_dir {cache_dir} lies in the folder of source {source.name!r}, {source.path}, so its files "
             "would be read as texts; set one of them to another folder"
@@ -288,6 +289,12 @@ def _is_finished(source: Input, folder: Path) -> bool:
 def _finish(builder: Builder, building: Building) -> Standing | None:
     """Builds, waits for or checks a store until it is finished; or a part of it, then says how far it is."""
     source, folder = builder.source, builder.folder
+    if builder.tokenizer.exact and builder.store.is_closed():
+        logger.warning(
+            "source %r: its store was finished before, so nothing is compared; to build it anew and compare, remove %s",
+            source.name,
+            folder,
+        )
     try:
         with errors_explained(source, folder):
             while not _is_finished(source, folder):
@@ -336,16 +343,16 @@ def _build(builder: Builder, building: Building) -> Standing | None:
         _announce(builder, units, todo, sum(sizes[number] for number in todo), building.max_minutes)
         with closing(Progress(source.name, store, sizes)) as progress:
             builder.on_progress, builder.on_wait = progress.update, progress.show
-            _build_elsewhere(builder, todo, building, progress)
+            _build_elsewhere(builder, todo, sum(sizes[number] for number in todo), building, progress)
             if builder.build(units, progress.standing):
                 return None
             progress.standing.update()
             return progress.standing
 
 
-def _build_elsewhere(builder: Builder, todo: Sequence[int], building: Building, progress: Progress) -> None:
+def _build_elsewhere(builder: Builder, todo: Sequence[int], size: int, building: Building, progress: Progress) -> None:
     """Lets other processes build, where there are to be some."""
-    processes, threads = parallel.share_out(building.workers, len(todo))
+    processes, threads = parallel.share_out(building.workers, len(todo), size)
     if not todo or (processes == 1 and not building.on_ray):
         return
     job = builder.job()

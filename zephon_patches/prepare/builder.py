@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zephon_patches.config import TokenizerEngine
 from zephon_patches.errors import ConfigError, InputError, StoreError
-from zephon_patches.prepare.encoding import encoded_batches
+from zephon_patches.prepare.encoding import Encoder
+from zephon_patches.prepare.exactness import EngineDistrusted
 from zephon_patches.prepare.progress import Live, Standing
 from zephon_patches.prepare.shards import Input, shard_bytes_for
 from zephon_patches.prepare.tokenizers import TextTokenizer
@@ -64,6 +66,8 @@ class Job:
     tokenizer_folder: Path
     add_bos: bool | None
     add_eos: bool | None
+    tokenizer_engine: TokenizerEngine
+    exact: bool
     tokenizer_identity: str
     part: Part = WHOLE
 
@@ -73,7 +77,7 @@ class Job:
         Raises:
             InputError: Its files are not those that the job was made from.
         """
-        tokenizer = TextTokenizer(self.tokenizer_folder)
+        tokenizer = TextTokenizer(self.tokenizer_folder, self.tokenizer_engine, self.exact)
         tokenizer = tokenizer.with_ends(self.add_bos, self.add_eos, f"source {self.source.name!r}")
         if tokenizer.identity != self.tokenizer_identity:
             raise InputError(f"{self.tokenizer_folder}: the tokenizer changed while it was used; start again")
@@ -112,7 +116,8 @@ class Builder:
         self.part = part
         in_place = source.in_place
         self._dtype = dtype_for(tokenizer.largest_id) if in_place is None else in_place.dtype
-        self.store = Unfinished(folder, self._dtype, in_place is not None)
+        self.store = Unfinished(folder, self._dtype, in_place is not None, tokenizer.exact)
+        self._encoder = Encoder(tokenizer, folder, source.name)
         self.shard_bytes = shard_bytes_for(recipe["shard_bytes"], sum(file.bytes for file in source.files))
         self._max_minutes = max_minutes
         self.started = time.monotonic()
@@ -132,6 +137,8 @@ class Builder:
             tokenizer_folder=tokenizer.folder.absolute(),
             add_bos=tokenizer.add_bos,
             add_eos=tokenizer.add_eos,
+            tokenizer_engine=tokenizer.engine,
+            exact=tokenizer.exact,
             tokenizer_identity=tokenizer.identity,
             part=self.part,
         )
@@ -144,6 +151,8 @@ class Builder:
         arguments += ["--tokenizer", str(self.tokenizer.folder.absolute())]
         for option, value in (("add-bos", self.tokenizer.add_bos), ("add-eos", self.tokenizer.add_eos)):
             arguments += [] if value is None else [f"--{option}" if value else f"--no-{option}"]
+        if self.tokenizer.engine != "auto":
+            arguments += ["--tokenizer-engine", self.tokenizer.engine]
         arguments += ["--cache-dir", str(self.folder.parent.parent.absolute())]
         arguments += ["--shard-bytes", str(self.recipe["shard_bytes"])]
         command = shlex.join([sys.executable, "-m", "zephon_patches.cli", "prepare", *arguments])
@@ -214,11 +223,13 @@ class Builder:
         """
         own = list(range(self.part.index, len(units), self.part.count))
         while True:
-            pending = own
+            pending, encoder = own, self._encoder
             while pending := [number for number in pending if not self._build(number, units[number])]:
                 if not wait:
                     return False
                 self.wait(f"{len(pending):,} units that other builders hold", standing)
+            if self._encoder is not encoder:
+                continue  # the engine was distrusted on the way, and with it units that were finished before
             if not wait:
                 return False
             closed = self._close(len(units), standing)
@@ -231,24 +242,29 @@ class Builder:
 
     def _build(self, number: int, unit: Unit, patience: float = 0.0) -> bool:
         """Builds what is missing of a unit; False if another holds it."""
-        if self.store.shards(number)[1]:
-            return True
-        with held(self.store.unit_lock(number), patience) as locked:
-            if not locked:
-                return False
-            records, complete = self.store.shards(number)  # another may have built it between the two looks
-            if complete:
-                return True
-            self._waited = 0.0
-            self._remove_temporary(number)
-            live = Live(unit=number)
-            while not complete:
-                before = len(records)
-                self._build_from(number, unit, records, live)
-                records, complete = self.store.shards(number)
-                if len(records) == before:
-                    raise StoreError(f"{self.folder}: shard {number:06d}-{before:03d} is not there as it was written")
-            return True
+        while not self.store.shards(number)[1]:
+            with held(self.store.unit_lock(number), patience) as locked:
+                if not locked:
+                    return False
+                try:
+                    self._build_rest(number, unit)
+                except EngineDistrusted:
+                    self._encoder = Encoder(self.tokenizer, self.folder, self.source.name)
+        return True
+
+    def _build_rest(self, number: int, unit: Unit) -> None:
+        """Builds what is missing of a unit, whose lock is held."""
+        records, complete = self.store.shards(number)  # another may have built it between the two looks
+        self._waited = 0.0
+        self._remove_temporary(number)
+        live = Live(unit=number)
+        while not complete:
+            before = len(records)
+            self._build_from(number, unit, records, live)
+            records, complete = self.store.shards(number)
+            if len(records) == before:
+                self._encoder.check_trusted()  # what it wrote may count no longer
+                raise StoreError(f"{self.folder}: shard {number:06d}-{before:03d} is not there as it was written")
 
     def _build_from(self, number: int, unit: Unit, records: list[ShardRecord], live: Live) -> None:
         """Builds the shards of a unit behind its first ones, up to its end or to a shard that is finished already."""
@@ -257,14 +273,15 @@ class Builder:
         for part, piece in enumerate(pieces, start=len(records)):
             live.shard, live.documents, live.tokens = f"{number:06d}-{part:03d}", 0, 0
             with ShardWriter(self.folder, live.shard, self._dtype, self.source.in_place is not None) as writer:
-                for batch in encoded_batches(piece, self.tokenizer):
+                for batch in self._encoder.batches(piece):
                     writer.add(batch.tokens, batch.lengths, batch.origins)
                     live.documents += len(batch.lengths)
                     live.tokens += len(batch.tokens)
                     live.unit_text_bytes += batch.text_bytes
                     self.on_progress(live)
                 record = writer.finish(piece.ranges, dict(Counter(reason for _, _, reason in piece.skipped)))
-            self.store.mark(record, piece.last, piece.skipped)
+            self._encoder.check_trusted()
+            self.store.mark(record, piece.last, piece.skipped, self._encoder.is_proven)
             if self._max_minutes is not None and not any(map(self.source.num_bytes, unit)):
                 self._check_time(self._max_minutes)
             if self.store.has(number, part + 1):  # the one before it was lost

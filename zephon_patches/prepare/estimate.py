@@ -7,7 +7,7 @@ least as fast, so for them it is an upper bound; and what builders on other mach
 import time
 from collections.abc import Iterable
 
-from zephon_patches.prepare.encoding import encoded_batches
+from zephon_patches.prepare.encoding import Encoder
 from zephon_patches.prepare.shards import Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.prepare.unfinished import Unit
@@ -29,12 +29,15 @@ def estimated_minutes(source: Input, tokenizer: TextTokenizer, units: Iterable[U
     """
     if size < _ESTIMATED_BYTES:
         return 0.0
+    encoder = Encoder(tokenizer, None, source.name)
+    if source.in_place is None:
+        encoder.load()
     started = time.monotonic()
     sampled = 0
     for unit in units:
         piece, piece_size = source.sample(unit, _SAMPLE_BYTES)
         sampled_texts = 0
-        for batch in encoded_batches(piece, tokenizer):
+        for batch in encoder.batches(piece):
             sampled_texts += batch.text_bytes
             if time.monotonic() - started > _SAMPLE_SECONDS:  # a large row group; its texts will do
                 piece_size = sampled_texts

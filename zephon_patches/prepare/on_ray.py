@@ -25,8 +25,8 @@ _LOCK_SECONDS = 30.0
 _RETRIES = 5  # of a task, each after the loss of its process or its machine
 _POLL_SECONDS = 1.0
 
-_tokenizers: dict[str, TextTokenizer] = {}
-"""The last one, by its identity: Ray uses its processes for many tasks"""
+_tokenizers: dict[tuple[object, ...], TextTokenizer] = {}
+"""The last one, by its identity and settings: Ray uses its processes for many tasks"""
 
 
 def run_on_ray(job: Job, units: Sequence[int], progress: Progress) -> None:
@@ -81,11 +81,11 @@ def _connected() -> Any:
 
 def build_unit(job: Job, number: int) -> None:
     """Builds a unit; in a process of Ray's."""
-    identity = job.tokenizer_identity
-    if identity not in _tokenizers:
+    key = (job.tokenizer_identity, job.tokenizer_engine, job.exact)
+    if key not in _tokenizers:
         _tokenizers.clear()
-        _tokenizers[identity] = job.tokenizer()
-    builder = job.builder(_tokenizers[identity])
+        _tokenizers[key] = job.tokenizer()
+    builder = job.builder(_tokenizers[key])
     with errors_explained(job.source, job.folder), builder.at_work() as units:
         if units is not None:
             builder.build_unit(units, number, _LOCK_SECONDS)

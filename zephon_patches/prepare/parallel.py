@@ -29,6 +29,9 @@ __all__ = ["cores", "run_workers", "share_out", "thread_settings"]
 
 logger = logging.getLogger(__name__)
 
+# A process tokenizes so much in about ten times as long as it takes to start.
+_WORKER_BYTES = 512 << 20
+
 _GRACE_SECONDS, _MESSAGE_SECONDS = 5.0, 0.5
 
 
@@ -39,13 +42,22 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def share_out(workers: int, units: int) -> tuple[int, int]:
+def share_out(workers: int | None, units: int, size: int = 0) -> tuple[int, int]:
     """How many processes are of use, and how many threads each tokenizes with.
 
     Worked case: 8 workers and 3 units make 3 processes with 2 threads each; 1 unit makes 1 process with 8.
+
+    Args:
+        workers: None for as many as there are cores, but no more than pay for their start, and no fewer threads.
+        units: That are to be built.
+        size: Their bytes of input; 0 if that is not known.
     """
-    processes = max(1, min(workers, units))
-    return processes, max(1, workers // processes)
+    wanted = workers or cores()
+    processes = min(wanted, units)
+    if workers is None and size:
+        processes = min(processes, size // _WORKER_BYTES)
+    processes = max(1, processes)
+    return processes, max(1, wanted // processes)
 
 
 def thread_settings(threads: int) -> dict[str, str]:

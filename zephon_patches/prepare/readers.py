@@ -212,7 +212,7 @@ class JsonLines:
         return start, stop
 
     def records(self, path: Path, start: int, stop: int, text_field: str | None) -> Iterator[Any]:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=_BLOCK) as file:
             file.seek(start)
             position = start
             while position < stop:
@@ -569,13 +569,13 @@ def format_of(path: Path) -> Format | StreamFormat:
 
 def _record_of_line(line: bytes, first: bool) -> Any:
     """The record of a line."""
-    if first and line.startswith(_BOM):
-        line = line[len(_BOM) :]
-    if not line.strip():
-        return BLANK
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
+        if first and line.startswith(_BOM):
+            return _record_of_line(line[len(_BOM) :], first=False)
+        if not line.strip():
+            return BLANK
         reason, detail = _why_no_json(line)
         return BadRecord(
             reason, f"not a JSON record ({detail}); the line starts {_excerpt(line)}; correct or remove the line"

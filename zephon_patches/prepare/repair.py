@@ -8,13 +8,12 @@ first damaged shard on, since its input can be read in its order only.
 If the input's times changed since, the next build starts anew, as with every unfinished store.
 """
 
-import json
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 
 from zephon_patches.config import HUB
 from zephon_patches.errors import StoreError
+from zephon_patches.prepare.exactness import is_distrusted
 from zephon_patches.prepare.unfinished import PLAN, UNITS, Unfinished, store_locked
 from zephon_patches.store.atomic import sync_folder
 from zephon_patches.store.manifest import MANIFEST, Manifest
@@ -83,10 +82,12 @@ def _reopen(folder: Path, manifest: Manifest, damaged: set[int]) -> None:
     (folder / UNITS).mkdir(exist_ok=True)
     store.forget_all()  # what a builder that was killed at its very end left
     lost = []
+    # A store in which an engine was distrusted was finished without it; of others it is not known any more.
+    proven = is_distrusted(folder)
     for shards in units.values():
         sound = next((i for i, number in enumerate(shards) if number in damaged), len(shards))
         for number in shards[:sound]:
-            store.mark(manifest.shards[number], last=number == shards[-1])
+            store.mark(manifest.shards[number], last=number == shards[-1], proven=proven)
         lost += shards[sound:]
     (folder / MANIFEST).unlink()
     sync_folder(folder)
@@ -102,8 +103,8 @@ def _check_plan(folder: Path, manifest: Manifest) -> None:
         StoreError: It is missing or another's.
     """
     try:
-        files = json.loads((folder / PLAN).read_bytes())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        files = None
-    if files != [asdict(file) for file in manifest.files]:
+        units = Unfinished(folder).plan(manifest.files)
+    except (OSError, ValueError):
+        units = None
+    if units is None:
         raise StoreError(f"{folder}: {PLAN} is missing or damaged, so only a new build helps; remove the folder")

@@ -12,9 +12,11 @@ Worked case, ``shard_bytes`` = 100, lines of 40 bytes, files a (60 bytes: lines 
     unit 2: b[160:200]
 """
 
+import fnmatch
 import glob
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -52,6 +54,7 @@ __all__ = [
     "check_unchanged",
     "cut_units",
     "file_record",
+    "finds",
     "hash_range",
     "list_files",
     "reading_input",
@@ -80,7 +83,7 @@ Skipped = tuple[int, int, str]
 
 
 class Piece(Protocol):
-    """The input of one shard: read it once (``encoded_batches``), then ask what it was."""
+    """The input of one shard: read it once (``Encoder``), then ask what it was."""
 
     @property
     def ranges(self) -> list[InputRange]:
@@ -652,10 +655,13 @@ def file_record(root: Path, name: str) -> FileRecord:
     """A file as it is now.
 
     Raises:
-        InputError: It cannot be looked at.
+        InputError: It cannot be looked at, or has no bytes of its own.
     """
-    with reading_input(root / name):  # a link that leads nowhere, say
-        status = (root / name).stat()
+    path = root / name
+    with reading_input(path):  # a link that leads nowhere, say
+        status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # its size is 0, and opening a pipe would wait for ever
+        raise InputError(f"{path}: no regular file but a pipe, a socket or a device; move it out of the source")
     return FileRecord(name, status.st_size, status.st_mtime_ns)
 
 
@@ -665,12 +671,38 @@ def _find(path: str) -> tuple[Path, list[Path]]:
         return Path(path), list(_walk(Path(path), set()))
     if os.path.isfile(path):
         return Path(path).parent, [Path(path)]
-    parts = Path(path).parts
-    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    root, _ = _split(path)
     found: set[Path] = set()
     for match in map(Path, glob.glob(path, recursive=True)):
         found.update(_walk(match, set()) if match.is_dir() else [match])
-    return Path(*parts[:fixed]), list(found)
+    return root, list(found)
+
+
+def _split(path: str) -> tuple[Path, tuple[str, ...]]:
+    """The folder in which a glob begins, and the glob's parts from there on."""
+    parts = Path(path).parts
+    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return Path(*parts[:fixed]), parts[fixed:]
+
+
+def finds(path: str, file: Path) -> bool:
+    """Whether a file that need not be there would be one of the files of a path (a folder or a glob)."""
+    root, pattern = (Path(path), ()) if os.path.isdir(path) else _split(path)
+    base, name = Path(os.path.realpath(root)), Path(os.path.realpath(file))
+    return name.is_relative_to(base) and _matches(pattern, name.relative_to(base).parts)
+
+
+def _matches(pattern: tuple[str, ...], parts: tuple[str, ...]) -> bool:
+    """Whether a glob's parts lead to a file, or to a folder around it, which is searched."""
+    if not pattern:
+        return not any(part.startswith((".", "_")) for part in parts)
+    if pattern[0] == "**" and _matches(pattern[1:], parts):
+        return True
+    if not parts or (parts[0].startswith(".") and not pattern[0].startswith(".")):
+        return False
+    if pattern[0] == "**":
+        return _matches(pattern, parts[1:])
+    return fnmatch.fnmatch(parts[0], pattern[0]) and _matches(pattern[1:], parts[1:])
 
 
 def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:

@@ -20,12 +20,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import filelock
 import numpy as np
 
 from zephon_patches.errors import StoreError
-from zephon_patches.keys import canonical_json
+from zephon_patches.keys import canonical_json, fingerprint
+from zephon_patches.prepare.exactness import is_distrusted
 from zephon_patches.prepare.shards import Skipped
 from zephon_patches.store.atomic import TEMPORARY_SUFFIX, write_atomic
 from zephon_patches.store.indexed import index_bytes
@@ -89,7 +91,27 @@ def store_locked(folder: Path) -> Iterator[None]:
 def plan_json(files: list[FileRecord], units: Sequence[Sequence[InputRange]]) -> bytes:
     """The bytes of a plan: its files, and (file, start, stop) of the ranges of each unit."""
     ranges = [[(piece.file, piece.start, piece.stop) for piece in unit] for unit in units]
-    return (canonical_json({"files": [asdict(file) for file in files], "units": ranges}) + "\n").encode("ascii")
+    return _signed({"files": [asdict(file) for file in files], "units": ranges})
+
+
+def _signed(content: dict[str, Any]) -> bytes:
+    """Plain data with a hash of it, by which damage is noticed."""
+    return (canonical_json({**content, "hash": fingerprint(content)}) + "\n").encode("ascii")
+
+
+def _unsigned(data: bytes) -> dict[str, Any]:
+    """What was signed.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    try:
+        content = json.loads(data)
+        if isinstance(content, dict) and content.pop("hash", None) == fingerprint(content):
+            return content
+    except RecursionError:
+        pass
+    raise ValueError("damaged: its hash does not match")
 
 
 class Unfinished:
@@ -99,13 +121,17 @@ class Unfinished:
         folder: Of the store.
         dtype: Of its tokens; only what asks for shards needs it.
         in_place: Whether its tokens lie in the source's own files, so that shards have no ``.bin``.
+        exact: Whether shards do not count that were compared with the reference engine by a sample alone.
     """
 
-    def __init__(self, folder: Path, dtype: np.dtype | None = None, in_place: bool = False) -> None:
+    def __init__(
+        self, folder: Path, dtype: np.dtype | None = None, in_place: bool = False, exact: bool = False
+    ) -> None:
         self.folder = folder
         self._units = folder / UNITS
         self._dtype = dtype
         self._kind = "idx" if in_place else "bin"
+        self._exact = exact
 
     def is_closed(self) -> bool:
         """Whether the store has its manifest."""
@@ -124,7 +150,7 @@ class Unfinished:
             ValueError: It is damaged.
         """
         try:
-            content = json.loads((self.folder / PLAN).read_bytes())
+            content = _unsigned((self.folder / PLAN).read_bytes())
             if content["files"] != [asdict(file) for file in files]:
                 return None
             return [[InputRange(*piece) for piece in unit] for unit in content["units"]]
@@ -198,11 +224,9 @@ class Unfinished:
         """A finished shard, and whether it is its unit's last."""
         assert self._dtype is not None
         try:
-            content = json.loads(self._record_path(f"{number:06d}-{part:03d}").read_bytes())
-            last = content.pop("last")
-            record = shard_record(content)
+            record, last = self._read_record(self._record_path(f"{number:06d}-{part:03d}"))
             size = (self.folder / f"{record.name}.{self._kind}").stat().st_size
-        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # lost or damaged is as good as not there
         if record.skipped and not self.skipped_path(record.name).exists():
             return None
@@ -222,13 +246,13 @@ class Unfinished:
                     found.setdefault(int(match.group(1)), []).append(folder / name)
         return found
 
-    def mark(self, record: ShardRecord, last: bool, skipped: Sequence[Skipped] = ()) -> None:
-        """Marks a shard as finished."""
+    def mark(self, record: ShardRecord, last: bool, skipped: Sequence[Skipped] = (), proven: bool = True) -> None:
+        """Marks a shard as finished; ``proven`` as in ``Encoder``, of the one who made it."""
         if skipped:  # before the record that says so
             lines = [json.dumps(entry) + "\n" for entry in skipped]
             write_atomic(self.skipped_path(record.name), "".join(lines).encode("ascii"))
-        content = canonical_json({**record.to_dict(), "last": last}).encode("ascii")
-        write_atomic(self._record_path(record.name), content)
+        content = {**record.to_dict(), "last": last, "proven": proven}
+        write_atomic(self._record_path(record.name), _signed(content))
 
     def skipped_path(self, name: str) -> Path:
         """The list of the records that were left out of a shard: a line of JSON for each."""
@@ -256,11 +280,24 @@ class Unfinished:
             for name in sorted(os.listdir(self._units)):
                 if name.endswith(".json") and not name.startswith(".") and name not in known:
                     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                        content = json.loads((self._units / name).read_bytes())
-                        last = content.pop("last")
-                        record = shard_record(content)
+                        record, last = self._read_record(self._units / name)
                         known.add(name)
                         yield int(name.partition("-")[0]), record, last
+
+    def _read_record(self, path: Path) -> tuple[ShardRecord, bool]:
+        """A shard's record, and whether the shard is its unit's last.
+
+        Raises:
+            FileNotFoundError, ValueError, KeyError, TypeError, AttributeError: There is none that counts.
+        """
+        content = _unsigned(path.read_bytes())
+        last = content.pop("last")
+        if not content.pop("proven") and (self._exact or is_distrusted(self.folder)):
+            raise ValueError("what a fast engine made does not count here")
+        record = shard_record(content)
+        if path.name != f"{record.name}.json":
+            raise ValueError(f"the record of {record.name}")
+        return record, last
 
     def _record_path(self, name: str) -> Path:
         return self._units / f"{name}.json"

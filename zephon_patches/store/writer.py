@@ -68,7 +68,7 @@ class ShardWriter:
             )
         if lengths and max(lengths) > MAX_DOCUMENT_TOKENS:
             raise StoreError(f"shard {self._name}: a document of {max(lengths):,} tokens; at most 2**31 - 1 fit")
-        data = tokens.astype(self._dtype).tobytes()
+        data = np.ascontiguousarray(tokens, self._dtype).data
         if self._file is not None:
             self._file.write(data)
         self._hash.update(data)

@@ -141,7 +141,7 @@ def _tokenizer(job_config: Any) -> TextTokenizer:
     """The tokenizer of the model's folder, checked against the model's vocabulary."""
     from torchtitan.protocols.train_spec import get_train_spec
 
-    encoder = TextTokenizer(job_config.model.hf_assets_path)
+    encoder = TextTokenizer(job_config.model.hf_assets_path, job_config.data.tokenizer_engine)
     name, flavor = job_config.model.name, job_config.model.flavor
     vocab_size = getattr(get_train_spec(name).model_args[flavor], "vocab_size", None)
     if vocab_size is not None and encoder.largest_id >= vocab_size:

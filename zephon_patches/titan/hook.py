@@ -118,6 +118,11 @@ def after_load(manager: Any, loaded: bool) -> None:
         if initial:
             logger.info("data: data.initial_cursor = %s does not count, the checkpoint's cursor does", f"{initial:,}")
     else:
+        if loader.end is not None and initial > loader.end:
+            raise ConfigError(
+                f"data.initial_cursor = {initial:,} is behind the end of the data, sample {loader.end:,}; lower it, or "
+                "raise data.epochs"
+            )
         loader.seek(initial)
         what = "the checkpoint gave no place in the data" if loaded else "no checkpoint was loaded"
         logger.info("data: %s; starting at data.initial_cursor = %s", what, f"{initial:,}")
@@ -128,8 +133,13 @@ def after_load(manager: Any, loaded: bool) -> None:
     manager.metrics.begin()
     written_by = manager.written_by if loader.restored else None
     logger.info("data: %s", paragraph(loader, trainer.job_config, trainer.step, written_by))
+    steps = trainer.job_config.training.steps
     if loader.steps_left(loader.cursor) == 0:
         logger.info("data: all samples are trained on and nothing is left to do; raise data.epochs to go on")
+    elif trainer.step >= steps:
+        logger.info("data: all steps are done and nothing is left to do; raise training.steps to go on")
+    elif loader.end is not None:
+        _warn_of_an_end_without_a_place(trainer.job_config.checkpoint)
 
 
 def after_step(manager: Any, step: int) -> None:
@@ -248,6 +258,16 @@ def _read_state(checkpoint: str, keys: list[str]) -> dict[str, Any]:
         f"{missing}: it was saved as a model only (checkpoint.last_save_model_only is true by default). "
         f"{another_step(checkpoint)}; {_FROM_WEIGHTS}"
     )
+
+
+def _warn_of_an_end_without_a_place(checkpoint: Any) -> None:
+    """Told at the start, while it can still be changed: when the run has ended, it is too late."""
+    if checkpoint.enable and checkpoint.last_save_model_only:
+        logger.warning(
+            "data: the last checkpoint will hold the model only (checkpoint.last_save_model_only is true by default): "
+            "the run cannot go on from it when data.epochs is raised, and starting it again will be an error; set "
+            "checkpoint.last_save_model_only = false to keep the place in the data"
+        )
 
 
 def _warn_of_what_is_left_out(checkpoint: str, keys: list[str], trainer: Any) -> None:

@@ -80,8 +80,8 @@ def another_step(checkpoint: str) -> str:
     folder = Path(checkpoint)
     steps = [path.parent.name[len("step-") :] for path in folder.parent.glob(f"step-*/{METADATA}")]
     others = sorted((int(step) for step in steps if step.isdigit() and f"step-{step}" != folder.name), reverse=True)
-    listed = f" ({', '.join(map(str, others[:5]))})" if others else ""
-    return f"Resume from another one: checkpoint.load_step{listed}"
+    listed = ", ".join(map(str, others[:5])) or "none is beside it"
+    return f"Resume from another one: checkpoint.load_step ({listed})"
 
 
 def _metadata(checkpoint: str) -> Metadata:

@@ -100,7 +100,7 @@ class DataView:
                 f"{config.path}: data.packing = {packing!r}: samples are shown of {', '.join(LAYOUTS)} only"
             )
         self._layout = LAYOUTS[packing]
-        self.tokenizer = TextTokenizer(config.tokenizer)
+        self.tokenizer = TextTokenizer(config.tokenizer, data.tokenizer_engine)
         inputs = sorted((make_input(source) for source in data.sources_in_use), key=lambda source: source.name)
         self.names = [source.name for source in inputs]
         self.stores: list[Catalog] = []
