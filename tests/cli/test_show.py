@@ -102,6 +102,8 @@ def test_a_record_without_tokens_is_in_no_sample_and_an_empty_one_is_no_error(ca
         (["show", "--at", "0", "--rank", "0"], "--rank goes with --dp"),
         (["show", "--at", "0:3", "--dp", "13"], "dp_size = 13 is above global_batch_size = 12"),
         (["show", "--at", "0:3", "--dp", "3", "--rank", "3"], "expected 0 <= dp_rank < dp_size"),
+        (["show", "--at", "0", "--run", "x"], "--run goes with --step"),
+        (["show", "--at", "0", "--checkpoint", "x"], "--checkpoint goes with --step, or with --dp"),
         (["show", "--step", "0"], "step 0 lies before what it is counted from"),
         (["show", "--step", "1", "--text", "0"], "--text 0: expected a number of tokens"),
         (["find", "--document", "0.jsonl"], "expected FILE:RECORD"),

@@ -77,6 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
         told_by, steps = step.told_by, [step]
         numbers = step.numbers.tolist()
     else:
+        if arguments.run is not None:
+            raise ConfigError("--run goes with --step")
+        if arguments.checkpoint is not None and arguments.dp is None:
+            raise ConfigError("--checkpoint goes with --step, or with --dp; --at alone counts no steps")
         start, stop = interval(arguments.at)
         if view.end is not None and stop > view.end:
             raise ConfigError(f"--at {arguments.at}: the data ends at sample {view.end:,}")
