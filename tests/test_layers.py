@@ -17,19 +17,21 @@ HEIGHT = {
     "errors": 0,
     "config": 1,
     "keys": 1,
+    "training_config": 2,
     "mapping": 2,
     "order": 2,
     "store": 2,
     "samples": 3,
     "prepare": 3,
     "loader": 4,
-    "titan": 5,
-    "cli": 5,
-    "train": 5,
+    "trace": 5,
+    "titan": 6,
+    "cli": 6,
+    "train": 6,
 }
 
 # What each part needs beyond numpy and the standard library is its own affair; these packages are not.
-MAY_IMPORT_TORCH = {"loader", "titan"}
+MAY_IMPORT_TORCH = {"loader", "trace", "titan"}
 MAY_IMPORT_TORCHTITAN = {"titan", "train"}
 ARITHMETIC = {"mapping", "order"}
 ARITHMETIC_IMPORTS = {
@@ -99,6 +101,17 @@ def test_importing_the_package_imports_neither_torch_nor_torchtitan():
         "import sys, zephon_patches\n"
         "zephon_patches.DataConfig(sources=[zephon_patches.SourceConfig(name='a', path='b')])\n"
         "print(sorted({'torch', 'torchtitan', 'numpy'} & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_looking_at_data_imports_neither_torch_nor_torchtitan():
+    code = (
+        "import sys\n"
+        "from zephon_patches.cli import __main__, audit, find, inspect, order, plot, prepare, show, verify\n"
+        "from zephon_patches.trace import steps, view\n"
+        "print(sorted({'torch', 'torchtitan', 'datasets', 'matplotlib'} & set(sys.modules)))\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr

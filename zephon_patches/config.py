@@ -452,8 +452,16 @@ class Data(DataConfig):
     initial_cursor: int = 0
     """Sample to start at where no place in the data is loaded from a checkpoint; does not count otherwise"""
 
+    trace: bool = False
+    """
+    Whether each rank writes a line for each step into data_trace in job.dump_folder: the samples that it took, and a
+    digest of their tensors, with which zephon-data audit proves what was trained on
+    """
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.trace, bool):
+            raise ConfigError(f"data.trace = {self.trace!r}: expected true or false")
         _check_type("data.initial_cursor", self.initial_cursor, int)
         if not 0 <= self.initial_cursor <= MAX_NUMBER:
             raise ConfigError(f"data.initial_cursor = {self.initial_cursor:,}: expected 0 to {MAX_NUMBER:,}")

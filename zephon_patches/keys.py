@@ -14,11 +14,12 @@ A key is derived from a path such as ``(seed, source, epoch, "group", 3)``, neve
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-__all__ = ["canonical_json", "derive_key", "fingerprint", "hash64"]
+__all__ = ["canonical_json", "derive_key", "fingerprint", "fingerprint_of_json", "hash64"]
 
 _PERSON = b"zephon"
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -37,12 +38,24 @@ def canonical_json(data: Any) -> str:
 
 
 def _digest(data: Any) -> bytes:
-    return hashlib.blake2b(canonical_json(data).encode("ascii"), digest_size=8, person=_PERSON).digest()
+    return _digest_of([canonical_json(data).encode("ascii")])
+
+
+def _digest_of(parts: Iterable[bytes | memoryview]) -> bytes:
+    digest = hashlib.blake2b(digest_size=8, person=_PERSON)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
 
 
 def fingerprint(data: Any) -> str:
     """16 hexadecimal digits that stand for plain data; other data gives other digits."""
     return _digest(data).hex()
+
+
+def fingerprint_of_json(*parts: bytes | memoryview) -> str:
+    """The fingerprint of data whose canonical JSON is given, in one part or several."""
+    return _digest_of(parts).hex()
 
 
 def derive_key(*path: int | str) -> int:

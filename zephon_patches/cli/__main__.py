@@ -2,6 +2,7 @@
 
 zephon-data prepare --config train_configs/llama3_debug.toml
 zephon-data verify data_cache
+zephon-data show --config train_configs/llama3_debug.toml --step 13
 """
 
 import argparse
@@ -23,16 +24,16 @@ def main(argv: list[str] | None = None) -> int:
     _prepare_streams()
     try:
         # Here, since Ctrl-C may come while they are imported.
-        from zephon_patches.cli import prepare, verify
+        from zephon_patches.cli import audit, find, inspect, order, plot, prepare, show, verify
 
         parser = argparse.ArgumentParser(prog="zephon-data", description="Works with the data of training runs.")
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        prepare.add_to(commands)
-        verify.add_to(commands)
+        for module in (prepare, verify, show, order, find, inspect, audit, plot):
+            module.add_to(commands)
         arguments = parser.parse_args(argv)
         command = f" {arguments.command}"
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-        status = int(arguments.run(arguments))
+        status = int(arguments.run_command(arguments))
         sys.stdout.flush()  # here, where it can fail with one line
         return status
     except ZephonError as error:

@@ -12,7 +12,6 @@ that share the cache folder; they share the work. Of a Slurm array:
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -46,11 +45,7 @@ from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.samples.plan_list import PlanList
 from zephon_patches.store.indexed import HEADER, index_bytes
 from zephon_patches.store.reader import TokenStore
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from zephon_patches.training_config import read_toml, table_of
 
 __all__ = ["add_to"]
 
@@ -149,7 +144,7 @@ def add_to(commands: Any) -> None:
         help="local: processes of this machine; ray: tasks of a Ray cluster, --workers does not matter (local)",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be built, and write nothing")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -302,15 +297,15 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str, dict[str,
             if getattr(arguments, key) is not None:
                 option = f"--{key.replace('_', '-')}"
                 raise ConfigError(f"{option} goes with --source; a config's sources have their own {key}")
-        content = _read_toml(arguments.config)
+        content = read_toml(arguments.config)
         data: DataConfig = data_config_from_table(
-            _table(content, "data", arguments.config), str(arguments.config), Data
+            table_of(content, "data", arguments.config), str(arguments.config), Data
         )
-        tokenizer = arguments.tokenizer or _table(content, "model", arguments.config).get("hf_assets_path")
+        tokenizer = arguments.tokenizer or table_of(content, "model", arguments.config).get("hf_assets_path")
         if not isinstance(tokenizer, str | None):
             raise ConfigError(f"{arguments.config}: [model]: hf_assets_path = {tokenizer!r}: expected a string")
         for role in seq_lens:
-            seq_lens[role] = _table(content, role, arguments.config).get("seq_len", _SEQ_LEN)
+            seq_lens[role] = table_of(content, role, arguments.config).get("seq_len", _SEQ_LEN)
         if not (data.sources or data.validation_sources):
             raise ConfigError(
                 f"{arguments.config}: no [[data.sources]]; data sets of TorchTitan's registry are tokenized by the "
@@ -350,19 +345,3 @@ def _settings(arguments: argparse.Namespace) -> tuple[DataConfig, str, dict[str,
 
 def _default_packing(arguments: argparse.Namespace) -> Packing:
     return "best_fit" if arguments.chat_field else "concat"
-
-
-def _table(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
-    table = content.get(name, {})
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: {name} must be one [{name}] table, found {table!r}")
-    return table
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not TOML ({error})") from None

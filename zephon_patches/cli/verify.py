@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
         type=Path,
         help="folder of the .bin and .idx files of a store whose tokens are in place (such files are not checked)",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from zephon_patches import mapping
-from zephon_patches.config import MAX_NUMBER, DataConfig
-from zephon_patches.errors import ConfigError, InputError
+from zephon_patches.config import DataConfig
+from zephon_patches.errors import ConfigError
+from zephon_patches.loader.assemble import ExactStages, Mixtures, describe_data, end_of, make_order, mixtures_of
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.evaluation import EvaluationLoader
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.plans import open_plans
-from zephon_patches.loader.state import describe_order, describe_stages
+from zephon_patches.loader.state import describe_order
 from zephon_patches.loader.workers import Delivery
 from zephon_patches.mapping import Skips, Topology
 from zephon_patches.order.global_order import GlobalOrder
-from zephon_patches.order.mixture import exact_weights
-from zephon_patches.order.shuffle import SourceOrder
-from zephon_patches.order.stages import Stage
 from zephon_patches.prepare.build import Building, check_input, open_or_build, tokenizer_for
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.shards import Input
@@ -27,7 +25,6 @@ from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.samples.chunking import num_samples
 from zephon_patches.samples.plan_list import PlanList
 from zephon_patches.samples.sequence import Sampling
-from zephon_patches.store.reader import TokenStore
 
 __all__ = ["build_evaluation_loader", "build_loader"]
 
@@ -85,7 +82,7 @@ def build_loader(
     topology = Topology(_whole("dp_rank", dp_rank), _whole("dp_size", dp_size))
     mapping.check(global_batch_size, local_batch_size, topology)  # before hours of tokenizing
     delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
-    mixtures = None if inputs is not None else _mixtures(config)
+    mixtures = None if inputs is not None else mixtures_of(config)
     epochs = config.epochs or (0 if infinite else 1)
     if epochs and mixtures is not None:
         raise ConfigError(
@@ -96,9 +93,6 @@ def build_loader(
     skips = Skips(config.skip)
     if skips.intervals:
         description["skip"] = [list(interval) for interval in skips.intervals]
-    end = order.end(epochs) if epochs else None
-    if end is not None and end > MAX_NUMBER:
-        raise ConfigError(f"data.epochs = {epochs:,}: {end:,} samples, and an order has at most {MAX_NUMBER:,}")
     return Loader(
         order,
         reader,
@@ -106,7 +100,7 @@ def build_loader(
         global_batch_size=global_batch_size,
         local_batch_size=local_batch_size,
         topology=topology,
-        end=end,
+        end=end_of(order, epochs),
         skips=skips,
         mixtures=[(at, _in_words(weights)) for at, weights in stages],
         accept_change=config.accept_change,
@@ -169,26 +163,14 @@ def _whole(name: str, value: Any) -> int:
     return operator.index(value)
 
 
-# What is drawn from, from a number on: the weights by name, or None for the sources' sizes.
-_Mixtures = list[tuple[int, Mapping[str, float] | None]]
-
-
-def _mixtures(config: DataConfig) -> _Mixtures | None:
-    """The mixtures that the settings ask for; None if they ask for none."""
-    weights = {source.name: source.weight for source in config.sources if source.weight is not None}
-    if not weights and not config.stages:
-        return None
-    return [(0, weights or None), *((stage.at, stage.weights) for stage in config.stages)]
-
-
 def _open(
     config: DataConfig,
     tokenizer: str | Path | TextTokenizer,
     seq_len: int,
     dp_rank: int,
     inputs: Sequence[Input] | None,
-    mixtures: _Mixtures | None,
-) -> tuple[GlobalOrder, MicroBatchReader, dict[str, Any], list[tuple[int, dict[str, int]]]]:
+    mixtures: Mixtures | None,
+) -> tuple[GlobalOrder, MicroBatchReader, dict[str, Any], ExactStages]:
     """The order, a reader of its rows, the order's description, and its stages, empty where there is but one source."""
     if seq_len < 1:
         raise ConfigError(f"seq_len = {seq_len}: expected at least 1")
@@ -209,62 +191,27 @@ def _open(
         for source, ends in zip(inputs, encoders, strict=True)
     ]
     sampling = Sampling(config.packing, config.positions, config.mask_boundaries)
-    orders, described, plans = [], [], []
-    for source, store in zip(inputs, stores, strict=True):
-        if sampling.packing == "concat":
-            samples, planned = num_samples(store.tokens_per_shard, seq_len), None
-        else:
-            planned = open_plans(store, source.name, sampling.packing, seq_len, one_per_machine=True)
-            plans.append(planned)
-            samples = planned.samples
-        if not samples.sum():
-            raise InputError(
-                f"source {source.name!r}: {store.num_tokens:,} tokens in {store.num_documents:,} documents "
-                f"({source.path}) give no sample; a sample needs two tokens in a row"
-                + "".join(f"; skipped: {reason} {count:,}" for reason, count in store.manifest.skipped.items())
-            )
-        if planned is not None:
-            logger.info(
-                "data: source %r: packing %s fills %.2f %% of the places of %s samples; %s documents have no label and "
-                "are left out",
-                source.name,
-                planned.packing,
-                100 * planned.fill,
-                f"{int(samples.sum()):,}",
-                f"{int(planned.left_out.sum()):,}",
-            )
-        orders.append(SourceOrder(source.name, samples, config.seed, config.shuffle_shards))
-        described.append(_describe_source(source, store, int(samples.sum()), planned))
-    description = {
-        "packing": sampling.packing,
-        "seed": config.seed,
-        "seq_len": seq_len,
-        "shard_bytes": config.shard_bytes,
-        "shuffle_shards": config.shuffle_shards,
-        "sources": described,
-        "tokenizer": encoder.identity,
-    }
-    # What has its default stays out, so that the states of before are the same text.
-    description |= {key: True for key in ("positions", "mask_boundaries") if getattr(sampling, key)}
-    stages = _exact_stages(mixtures or [(0, None)], {order.name: order.num_samples for order in orders})
-    order = GlobalOrder(orders, [Stage(at, tuple(weights.values())) for at, weights in stages] if mixtures else None)
-    if len(orders) == len(stages) == 1:
-        stages = []
-    else:
-        description["stages"] = describe_stages(stages)
-        for entry in described:
-            if since := next(at for at, weights in stages if weights[entry["name"]]):
-                entry["since"] = since
-    return order, MicroBatchReader(stores, seq_len, sampling, plans), description, stages
-
-
-def _exact_stages(mixtures: _Mixtures, sizes: Mapping[str, int]) -> list[tuple[int, dict[str, int]]]:
-    """The whole weights of each stage, by source in the order of ``sizes``; 0 is off."""
-    stages = []
-    for at, weights in mixtures:
-        exact = exact_weights([weights.get(name, 0) for name in sizes] if weights is not None else [*sizes.values()])
-        stages.append((at, dict(zip(sizes, exact, strict=True))))
-    return stages
+    plans: list[PlanList] = []
+    if sampling.packing != "concat":
+        for source, store in zip(inputs, stores, strict=True):
+            plans.append(open_plans(store, source.name, sampling.packing, seq_len, one_per_machine=True))
+    samples = [planned.samples for planned in plans] or [num_samples(s.tokens_per_shard, seq_len) for s in stores]
+    opened = [(source.name, source.path, store) for source, store in zip(inputs, stores, strict=True)]
+    order, stages, samples_of = make_order(config, opened, samples, mixtures)
+    for source, planned, count in zip(inputs, plans, samples_of, strict=False):
+        logger.info(
+            "data: source %r: packing %s fills %.2f %% of the places of %s samples; %s documents have no label and are "
+            "left out",
+            source.name,
+            planned.packing,
+            100 * planned.fill,
+            f"{count:,}",
+            f"{int(planned.left_out.sum()):,}",
+        )
+    fingerprints = [planned.fingerprint for planned in plans]
+    description = describe_data(config, opened, seq_len, samples_of, stages, encoder.identity, fingerprints)
+    one = len(opened) == len(stages) == 1
+    return order, MicroBatchReader(stores, seq_len, sampling, plans), description, [] if one else stages
 
 
 def _in_words(weights: Mapping[str, int]) -> str:
@@ -274,16 +221,3 @@ def _in_words(weights: Mapping[str, int]) -> str:
     listed = on if len(on) <= _LISTED else sorted(on, key=lambda entry: -entry[1])[:_LISTED]
     shares = ", ".join(f"{name} {100 * weight / total:.4g} %" for name, weight in listed)
     return shares if len(on) == len(listed) else f"{shares} and {len(on) - len(listed)} smaller ones"
-
-
-def _describe_source(source: Input, store: TokenStore, samples: int, plans: PlanList | None) -> dict[str, Any]:
-    described = {
-        "data": store.data_fingerprint,
-        "name": source.name,
-        "recipe": store.folder.name.partition("-")[0],
-        "samples": samples,
-        "tokens": store.num_tokens,
-    }
-    if plans is not None:
-        described["plans"] = plans.fingerprint
-    return described

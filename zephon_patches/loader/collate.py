@@ -71,6 +71,11 @@ class MicroBatchReader:
         """Whether a sample may be without a label that counts."""
         return self.sampling.mask_boundaries
 
+    @property
+    def documents(self) -> list[int]:
+        """Of each source."""
+        return [store.num_documents for store in self._stores]
+
     def data_changes(self, source: int, data: str) -> list[str]:
         """What has changed in a source since its data had another fingerprint, as far as the cache still knows."""
         store = self._stores[source]

@@ -6,9 +6,12 @@ An iterable of micro-batches whose whole state is the cursor. It works with any 
 
 import json
 import logging
+import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from zephon_patches import mapping
 from zephon_patches.config import MAX_NUMBER
@@ -58,6 +61,8 @@ class Loader:
         steps_delivered: Steps completed by this loader; starts at 0 when the cursor is set, as does the next one.
         samples_delivered: Samples of the global order in the steps completed by this loader, all ranks together
             and without padding rows.
+        seconds_waited: For items, since the loader was made.
+        on_item: Called with each item before it is handed out, and before it is counted.
     """
 
     def __init__(
@@ -99,7 +104,36 @@ class Loader:
         self._moves = 0  # how often the cursor was set from outside
         self.restored = False
         self.steps_delivered = self.samples_delivered = 0
+        self.seconds_waited = 0.0
+        self.on_item: Callable[[Item], None] | None = None
         self._items = ItemReader(reader, delivery)
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the sources, in the order's numbering."""
+        return [source["name"] for source in json.loads(self._description)["sources"]]
+
+    @property
+    def documents(self) -> list[int]:
+        """Of each source, those without a token too."""
+        return self._reader.documents
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of each source."""
+        return [source["tokens"] for source in json.loads(self._description)["sources"]]
+
+    def numbers_from(self, cursor: int) -> np.ndarray:
+        """This rank's numbers in the step that starts at a cursor: int64, without padding rows."""
+        step = next(mapping.steps_from(cursor, self.global_batch_size, self.end, self._skips))
+        numbers = mapping.numbers_of_rank(
+            step, self.global_batch_size, self.local_batch_size, self.topology, self._skips
+        ).ravel()
+        return numbers[numbers >= 0]
+
+    @property
+    def order(self) -> GlobalOrder:
+        return self._order
 
     @property
     def cursor(self) -> int:
@@ -239,7 +273,11 @@ class Loader:
             self._check_last_iterator(marker)
             moves = self._moves
             items = self._items.items(self._plan())
+            asked = time.perf_counter()
             for item in items:
+                self.seconds_waited += time.perf_counter() - asked
+                if self.on_item is not None:
+                    self.on_item(item)
                 self._delivered += 1
                 if self._reader.may_mask_all and not self._found_labels:
                     self._found_labels = bool((item[1] != IGNORE_INDEX).any())
@@ -249,6 +287,7 @@ class Loader:
                 self._check_last_iterator(marker)
                 if self._moves != moves:
                     break
+                asked = time.perf_counter()
             else:
                 return
             del items  # stops its workers and drops what they fetched ahead

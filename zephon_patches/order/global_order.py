@@ -64,6 +64,10 @@ class GlobalOrder:
             for count, size in zip(self._stages.counts(cursor), self._sizes.tolist(), strict=True)
         ]
 
+    def mixture_at(self, cursor: int) -> tuple[int, list[int], list[int]]:
+        """The mixture in force at a cursor: its first number, its weights, and each source's samples since then."""
+        return self._stages.mixture_at(cursor)
+
     def locate(self, numbers: np.ndarray) -> Location:
         """Finds samples by their sequence numbers.
 

@@ -68,6 +68,12 @@ class Stages:
         """How many numbers below a number are of each source."""
         return self._after(bisect_right(self._starts, number) - 1, number)
 
+    def mixture_at(self, number: int) -> tuple[int, list[int], list[int]]:
+        """Where the stage in force at a number starts, its weights, and the numbers of each source since then."""
+        stage = bisect_right(self._starts, number) - 1
+        start, mixture = self._starts[stage], self._mixtures[stage]
+        return start, mixture.weights, mixture.counts(number - start)
+
     def number(self, source: int, count: int) -> int | None:
         """The number of a source before which ``count`` others are of it; None if there is none, since it is off."""
         # It lies in the last stage that starts with at most so many: the next one starts with more.

@@ -12,7 +12,7 @@ for each other in a collective, so a long build runs into no timeout of the proc
 import logging
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,17 @@ from zephon_patches.store.atomic import write_atomic
 from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, Manifest
 from zephon_patches.store.reader import TokenStore
 
-__all__ = ["Building", "Outlook", "build_part", "check_input", "look_at", "open_or_build", "tokenizer_for"]
+__all__ = [
+    "Building",
+    "Outlook",
+    "build_part",
+    "check_input",
+    "find_store",
+    "is_as_read",
+    "look_at",
+    "open_or_build",
+    "tokenizer_for",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +114,44 @@ def check_input(source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, 
     Errors as ``open_or_build``.
     """
     _find(source, tokenizer, cache_dir, shard_bytes)
+
+
+def find_store(source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shard_bytes: int) -> Path:
+    """The folder of a source's finished store, for looking at it: nothing is built, compared or written.
+
+    Raises:
+        ConfigError, InputError: As ``open_or_build``.
+        StoreError: There is none; the message has the command that makes it.
+    """
+    if source.version is not None:  # else asking for the files might download them
+        recipe = {"format": FORMAT, "shard_bytes": shard_bytes, "tokenizer": tokenizer.identity, **source.recipe()}
+        parent = Path(cache_dir) / source.name
+        if (standing := _store_of_version(source, parent, fingerprint(recipe))) is not None:
+            return standing
+        folder = parent / f"{fingerprint(recipe)}-..."
+    else:
+        folder, found = _find(source, tokenizer, cache_dir, shard_bytes)
+        if found is None:
+            return folder
+        recipe = found
+    if not (folder / MANIFEST).exists():
+        builder = Builder(source, tokenizer, folder, recipe)
+        raise StoreError(
+            f"source {source.name!r}: {folder} is no finished store, and looking builds none. {builder.advice()}"
+        )
+    return folder
+
+
+def is_as_read(source: Input, folder: Path, files: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a source's files have the times they were read with, or were compared since, or are not here at all.
+
+    Args:
+        files: As in the manifest of the store.
+    """
+    if source.version is not None or not (source.has_files and source.files):
+        return True
+    times = [[file["name"], file["mtime_ns"]] for file in files]
+    return times == _times(source.files) or _checked_marker(source, folder).exists()
 
 
 def build_part(

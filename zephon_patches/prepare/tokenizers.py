@@ -245,6 +245,10 @@ class TextTokenizer:
             self._chat = ChatTemplate(self.folder)
         return self._chat
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return self._loaded.decode(list(ids))
+
     def complete(self, ids: np.ndarray) -> np.ndarray:
         """Given ids of a document, with BOS in front and EOS behind where ``with_ends`` was asked for it, once each.
 

@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from zephon_patches.errors import StoreError
-from zephon_patches.keys import canonical_json, fingerprint
+from zephon_patches.keys import canonical_json, fingerprint, fingerprint_of_json
 from zephon_patches.store.indexed import DTYPES
 
-__all__ = ["FORMAT", "MANIFEST", "FileRecord", "InputRange", "Manifest", "ShardRecord"]
+__all__ = ["FORMAT", "MANIFEST", "FileRecord", "InputRange", "Manifest", "ShardRecord", "read_content", "shard_record"]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+
+_HASH = re.compile(rb'"hash":"([0-9a-f]{16})",')
 
 # A name is put behind the store's folder, so it must not lead out of it.
 _SHARD_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", re.ASCII)
@@ -132,31 +135,7 @@ class Manifest:
         Raises:
             StoreError: There is none, it cannot be read, it is damaged, or a newer version wrote it.
         """
-        path = folder / MANIFEST
-        try:
-            if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device, whose end would never come
-                raise StoreError(f"{path}: cannot be read (no regular file); remove {folder} to build the store anew")
-            content = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            raise StoreError(f"{folder}: no finished token store here ({MANIFEST} is missing)") from None
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"{path}: damaged, not JSON ({error}); remove {folder} to build the store anew") from None
-        if not isinstance(content, dict) or "format" not in content:
-            raise StoreError(f"{path}: not a manifest of a token store; remove {folder} to build the store anew")
-        if content["format"] != FORMAT:
-            raise StoreError(
-                f"{path}: format {content['format']}, but this version reads format {FORMAT}; use the version "
-                f"that wrote it, or remove {folder} to build the store anew"
-            )
-        written = content.pop("hash", None)
-        try:
-            present = fingerprint(content)
-        except (ValueError, RecursionError):  # a damaged number may read as an infinity, which has no hash
-            present = None
-        if written is None or written != present:
-            raise StoreError(f"{path}: damaged, its hash does not match; remove {folder} to build the store anew")
+        path, content = folder / MANIFEST, read_content(folder)
         # The hash keeps no one from writing anything: what comes from elsewhere may have a good one.
         try:
             manifest = cls(
@@ -203,6 +182,62 @@ class Manifest:
         inside = tokens.file >= 0 and tokens.stop <= self.files[tokens.file].bytes and tokens.start % itemsize == 0
         if not inside or tokens.stop - tokens.start != shard.tokens * itemsize:
             raise ValueError(f"shard {shard.name} of {shard.tokens:,} tokens in {tokens!r:.200}")
+
+
+def read_content(folder: Path) -> dict[str, Any]:
+    """The manifest's JSON, with the right format and hash; its fields are not looked at.
+
+    Raises:
+        StoreError: As ``Manifest.read``.
+    """
+    path = folder / MANIFEST
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device, whose end would never come
+            raise StoreError(f"{path}: cannot be read (no regular file); remove {folder} to build the store anew")
+        data = path.read_bytes()
+        as_written = _hash_as_written(data)
+        content = _parsed(data) if as_written else json.loads(data)
+    except FileNotFoundError:
+        raise StoreError(f"{folder}: no finished token store here ({MANIFEST} is missing)") from None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: damaged, not JSON ({error}); remove {folder} to build the store anew") from None
+    if not isinstance(content, dict) or "format" not in content:
+        raise StoreError(f"{path}: not a manifest of a token store; remove {folder} to build the store anew")
+    if content["format"] != FORMAT:
+        raise StoreError(
+            f"{path}: format {content['format']}, but this version reads format {FORMAT}; use the version "
+            f"that wrote it, or remove {folder} to build the store anew"
+        )
+    written = content.pop("hash", None)
+    try:
+        present = as_written or fingerprint(content)
+    except (ValueError, RecursionError):  # a damaged number may read as an infinity, which has no hash
+        present = None
+    if written is None or written != present:
+        raise StoreError(f"{path}: damaged, its hash does not match; remove {folder} to build the store anew")
+    return content
+
+
+def _parsed(data: bytes) -> Any:
+    """JSON of this version, by the faster parser; it refuses names that are no UTF-8, which the other one reads."""
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        return json.loads(data)
+
+
+def _hash_as_written(data: bytes) -> str | None:
+    """The hash in a manifest if it is that of the other bytes: then nothing needs to be written anew to compare."""
+    # A quote inside a string has a backslash before it, so this is a key; above it are only "documents", "dtype",
+    # "files" and "format", in whose entries no key has the name.
+    found = _HASH.search(data)
+    if found is None:
+        return None
+    written = found[1].decode()
+    view = memoryview(data)[: -1 if data.endswith(b"\n") else None]
+    return written if fingerprint_of_json(view[: found.start()], view[found.end() :]) == written else None
 
 
 def _is_count(value: Any) -> bool:

@@ -74,6 +74,11 @@ class TokenStore:
         """The whole manifest, read anew."""
         return Manifest.read(self.folder)
 
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Records that were left out, by reason."""
+        return self.manifest.skipped
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_maps": {}, "_pointers": {}, "_masks": {}}
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from zephon_patches.errors import StoreError
 
-__all__ = ["agree_on_order", "others_learn_of_failure"]
+__all__ = ["agree_on_order", "others_learn_of_failure", "told_by_first_rank"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,17 @@ def agree_on_order(description: str) -> None:
             f"the ranks have different data, so they would train on different orders:\n  {differences}\nGive every "
             "machine the same texts, or copy one machine's store (data.cache_dir) to the others"
         )
+
+
+def told_by_first_rank(what: str, value: str) -> str:
+    """Rank 0's value, on every rank; all of them ask in the same sequence. Where there are no others, its own."""
+    store = _key_value_store()
+    if store is None:
+        return value
+    key = f"zephon/{what}/{next(_meetings)}"
+    if dist.get_rank() == 0:
+        store.set(key, value)
+    return str(store.get(key).decode())  # waits for it
 
 
 @contextmanager

@@ -16,8 +16,17 @@ from torch import Tensor
 from zephon_patches.errors import ConfigError, LoaderError, StateError
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import CURSOR, ORDER, read_state
-from zephon_patches.titan.entries import METADATA, another_step, holds_train_state, loader_keys, read_entries
+from zephon_patches.titan.metrics import DataMetrics, paragraph
 from zephon_patches.titan.steps import set_steps
+from zephon_patches.titan.tracing import Tracing
+from zephon_patches.trace.entries import (
+    METADATA,
+    another_step,
+    holds_train_state,
+    loader_keys,
+    num_writers,
+    read_entries,
+)
 
 __all__ = ["after_load", "after_step", "attach", "before_load"]
 
@@ -43,10 +52,13 @@ def attach(manager: Any) -> None:
         return
     manager.steps_before = 0  # the loader's steps at the last call of `after_step`
     manager.tokens_before = 0  # tokens of the steps before this start
+    manager.tracing = None
+    manager.metrics = DataMetrics(loader)
+    manager.written_by = None  # processes that wrote the checkpoint whose place in the data was loaded
     manager.counting_ranks = 1  # ranks whose tokens one saved count stands for: all, but in a stock checkpoint
     if not hasattr(trainer, "metrics_processor"):
         return
-    _log_global_tokens(manager, loader, trainer.metrics_processor)
+    _add_to_log(manager, loader, trainer.metrics_processor)
     if loader.may_be_without_labels:
         _leave_out_ranks_without_labels(loader)
     if loader.samples_may_be_without_labels:
@@ -88,6 +100,7 @@ def before_load(manager: Any, states: dict[str, Any], checkpoint: str, from_hf: 
         state = _read_state(checkpoint, keys)
         try:
             loader.check_state(state)
+            manager.written_by = num_writers(checkpoint)
         except StateError as error:
             raise StateError(f"{checkpoint}: {error}") from None
     elif not states.keys().isdisjoint(manager.states):  # more than a model is loaded, so the loader was excluded
@@ -119,10 +132,12 @@ def after_load(manager: Any, loaded: bool) -> None:
         logger.info("data: %s; starting at data.initial_cursor = %s", what, f"{initial:,}")
         loader.log_mixture()
     set_steps(trainer.job_config.training, loader, trainer.step, loader.cursor)
+    if trainer.job_config.data.trace:
+        manager.tracing = Tracing(loader, trainer.job_config.job.dump_folder, trainer.step)
+    manager.metrics.begin()
+    written_by = manager.written_by if loader.restored else None
+    logger.info("data: %s", paragraph(loader, trainer.job_config, trainer.step, written_by))
     steps = trainer.job_config.training.steps
-    logger.info(
-        "data: training starts at sample %s (step %s of %s)", f"{loader.cursor:,}", f"{trainer.step:,}", f"{steps:,}"
-    )
     if loader.steps_left(loader.cursor) == 0:
         logger.info("data: all samples are trained on and nothing is left to do; raise data.epochs to go on")
     elif trainer.step >= steps:
@@ -149,6 +164,8 @@ def after_step(manager: Any, step: int) -> None:
             "training.global_batch_size was changed after the loader was built"
         )
     manager.steps_before = loader.steps_delivered
+    if steps and manager.tracing is not None:
+        manager.tracing.step(step)
     if hasattr(trainer, "ntokens_seen"):
         # Upstream counts its own rank's, saves that of one rank, and sums over the ranks of today.
         trainer.ntokens_seen = _tokens_seen(manager, loader)
@@ -175,13 +192,17 @@ def _tokens_seen(manager: Any, loader: Loader) -> int:
     return int(manager.tokens_before) + loader.samples_delivered * loader.seq_len
 
 
-def _log_global_tokens(manager: Any, loader: Loader, metrics: Any) -> None:
+def _add_to_log(manager: Any, loader: Loader, metrics: Any) -> None:
+    """Lets what is logged of a step have the tokens of all ranks, and the values of the data."""
     upstream = metrics.log
 
     @functools.wraps(upstream)
     def log(step: int, avg: float, largest: float, norm: float, extra_metrics: dict[str, Any] | None = None) -> Any:
         if extra_metrics and "n_tokens_seen" in extra_metrics:
-            extra_metrics = {**extra_metrics, "n_tokens_seen": _tokens_seen(manager, loader)}
+            tokens = {"n_tokens_seen": _tokens_seen(manager, loader)}
+            extra_metrics = {**extra_metrics, **tokens, **manager.metrics.values()}
+        if manager.tracing is not None:
+            manager.tracing.loss = float(avg)
         return upstream(step, avg, largest, norm, extra_metrics)
 
     metrics.log = log

@@ -16,7 +16,7 @@ from typing import Any
 from zephon_patches.errors import StateError
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import CURSOR
-from zephon_patches.titan.entries import LOADER, METADATA, TRAIN_STATE, read_entries
+from zephon_patches.trace.entries import LOADER, METADATA, TRAIN_STATE, read_entries
 
 __all__ = ["place_to_start", "set_steps"]
 

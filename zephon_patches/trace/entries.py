@@ -15,7 +15,16 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from zephon_patches.errors import StateError
 
-__all__ = ["LOADER", "METADATA", "TRAIN_STATE", "another_step", "holds_train_state", "loader_keys", "read_entries"]
+__all__ = [
+    "LOADER",
+    "METADATA",
+    "TRAIN_STATE",
+    "another_step",
+    "holds_train_state",
+    "loader_keys",
+    "num_writers",
+    "read_entries",
+]
 
 METADATA = ".metadata"
 # What the keys of an object's entries start with.
@@ -30,6 +39,12 @@ def loader_keys(checkpoint: str) -> list[str]:
         StateError: The checkpoint's metadata are damaged.
     """
     return sorted(key[len(LOADER) :] for key in _metadata(checkpoint).state_dict_metadata if key.startswith(LOADER))
+
+
+def num_writers(checkpoint: str) -> int:
+    """How many processes wrote a checkpoint; DCP's files are named ``__RANK_NUMBER.distcp``."""
+    ranks = [path.name.split("_")[2] for path in Path(checkpoint).glob("__*_*.distcp")]
+    return 1 + max((int(rank) for rank in ranks if rank.isdecimal()), default=0)
 
 
 def holds_train_state(checkpoint: str) -> bool:

@@ -1,0 +1,40 @@
+"""``zephon-data plot``: draws a run from its traces.
+
+    zephon-data plot outputs -o run.png
+
+Loss, data waiting time and realized mixture over the samples of the order, with the changes of topology marked. The run
+needs data.trace = true; drawing needs matplotlib: pip install 'torchtitan-zephon[plot]'.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from zephon_patches.errors import ConfigError
+from zephon_patches.trace.plot import plot_run
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to the parser's commands."""
+    parser = commands.add_parser(
+        "plot",
+        help="draw loss, data waiting time and mixture of a run over its samples",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_folder", metavar="RUN", type=Path, help="the run's job.dump_folder")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, required=True, help="the picture: .png, .svg, .pdf"
+    )
+    parser.add_argument("--window", metavar="STEPS", type=int, default=10, help="steps of a mixture's mean (10)")
+    parser.set_defaults(run_command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.window < 1:
+        raise ConfigError(f"--window {arguments.window}: expected at least 1 step")
+    plot_run(arguments.run_folder, arguments.output, arguments.window)
+    print(f"drawn in {arguments.output}")
+    return 0
