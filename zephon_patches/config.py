@@ -17,6 +17,7 @@ __all__ = ["Data", "DataConfig", "SourceConfig", "StageConfig", "data_config_fro
 
 LoadingStrategy = Literal["stock", "zephon"]
 OnBadRecord = Literal["error", "skip"]
+OnPreempt = Literal["stop", "checkpoint"]
 TokenizerEngine = Literal["auto", "tokenizers", "fastokens", "tiktoken"]
 
 MAX_SEED = 2**63 - 1
@@ -392,12 +393,19 @@ class Data(DataConfig):
     initial_cursor: int = 0
     """Sample to start at where no place in the data is loaded from a checkpoint; does not count otherwise"""
 
+    on_preempt: OnPreempt = "stop"
+    """
+    What a SIGTERM to any rank does: "stop" ends the run at once, as in TorchTitan; "checkpoint" finishes the step,
+    saves a full checkpoint and ends the run with status 0. It costs one small all-reduce a step
+    """
+
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_type("data.initial_cursor", self.initial_cursor, int)
         if not 0 <= self.initial_cursor <= MAX_NUMBER:
             raise ConfigError(f"data.initial_cursor = {self.initial_cursor:,}: expected 0 to {MAX_NUMBER:,}")
         _check_choice("data.loading_strategy", self.loading_strategy, LoadingStrategy)
+        _check_choice("data.on_preempt", self.on_preempt, OnPreempt)
 
 
 _TABLES: dict[str, type] = {**dict.fromkeys(_SOURCE_LISTS, SourceConfig), "stages": StageConfig}
