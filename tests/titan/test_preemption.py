@@ -180,6 +180,12 @@ def test_outside_the_main_thread_it_is_refused(corpus, tmp_path):
 # Several ranks
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def of_rank(rank: int, size: int, port: int, folder: str, asked: dict[int, int]) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=size)
@@ -193,17 +199,144 @@ def of_rank(rank: int, size: int, port: int, folder: str, asked: dict[int, int])
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ({}, [None] * 4),
-        ({1: 2}, [None, None, 1, 1]),
-        ({0: 1, 1: 3}, [None, 0, 0, 1]),
-    ],
-)
-def test_all_ranks_give_the_same_answer_at_the_same_step(tmp_path, asked, expected):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    multiprocessing.spawn(of_rank, (2, port, str(tmp_path), asked), nprocs=2)
+def test_all_ranks_give_the_same_answer_at_the_same_step(tmp_path):
+    multiprocessing.spawn(of_rank, (2, free_port(), str(tmp_path), {0: 1, 1: 3}), nprocs=2)
+    expected = [None, 0, 0, 1]  # at step 1 rank 0 had one, at step 3 rank 1 had one, too
     assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [expected] * 2
+
+
+# TorchTitan's trainer itself, with worker processes
+
+
+CONFIG = """
+[data]
+loading_strategy = "zephon"
+on_preempt = "checkpoint"
+cache_dir = "{corpus}/cache"
+[[data.sources]]
+name = "web"
+path = "{texts}"
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "{tokenizer}"
+[lr_scheduler]
+total_steps = 100
+[training]
+local_batch_size = 2
+global_batch_size = 12
+seq_len = 8
+steps = 1000000
+mixed_precision_param = "float32"
+dataloader = {{ num_workers = 2 }}
+[checkpoint]
+enable = true
+interval = 1000000
+[activation_checkpoint]
+mode = "none"
+"""
+
+
+class Trainer:
+    """A trainer in a process group of its own, as torchrun starts each rank."""
+
+    def __init__(self, folder: Path, config: Path, name: str) -> None:
+        self.record = folder / name / "rank-0.jsonl"
+        self.temporary = folder / f"{name}-tmp"
+        self.temporary.mkdir()
+        self.log = folder / f"{name}.log"
+        rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "scripts.recording_train",
+                    "--job.config_file",
+                    str(config),
+                    "--job.dump_folder",
+                    str(folder),
+                ],  # fmt: skip
+                cwd=REPOSITORY,
+                env={
+                    **os.environ,
+                    **rank,
+                    "MASTER_PORT": str(free_port()),
+                    "PYTHONPATH": str(REPOSITORY),
+                    "RECORD_FOLDER": str(self.record.parent),
+                    "TMPDIR": str(self.temporary),
+                    "CUDA_VISIBLE_DEVICES": "",
+                },
+                start_new_session=True,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def steps(self) -> list[dict]:
+        # The line that is being written is not yet one.
+        text = self.record.read_text() if self.record.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def wait_for_step(self, number: int) -> list[dict]:
+        while len(self.steps()) < number:
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.05)
+        return self.steps()
+
+    def members(self) -> list[int]:
+        """The group's processes that run."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(group) == self.process.pid and state != "Z":
+                found.append(int(path.parent.name))
+        return found
+
+    def end(self) -> None:
+        if self.members():
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def left_in_shared_memory(pids: list[int]) -> list[str]:
+    """Torch names its files there by the process that made them."""
+    return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes as Linux shows them")
+def test_a_real_run_ends_by_itself_goes_on_and_leaves_nothing_behind(corpus, expected, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG.format(corpus=corpus.folder, texts=corpus.texts, tokenizer=corpus.tokenizer))
+    first = Trainer(tmp_path, config, "first")
+    try:
+        first.wait_for_step(2)
+        pids = first.members()
+        assert len(pids) >= 3, "the trainer and two workers"
+        os.killpg(first.process.pid, signal.SIGTERM)  # the workers get it, too
+        assert first.process.wait(timeout=120) == 0, first.log.read_text()
+        steps = first.steps()
+        last = steps[-1]["step"]
+        assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == [f"step-{last}"]
+        assert "Training completed" in first.log.read_text()
+        assert first.members() == left_in_shared_memory(pids) == list(first.temporary.glob("pymp-*")) == []
+    finally:
+        first.end()
+
+    second = Trainer(tmp_path, config, "second")
+    try:
+        resumed = second.wait_for_step(1)[0]
+        assert (resumed["step"], resumed["first"]) == (last + 1, steps[-1]["end"]) == (last + 1, 12 * last)
+        pids = second.members()
+        second.process.kill()
+        second.process.wait()
+        # A worker looks for its parent every 5 seconds.
+        for _ in range(600):
+            if not second.members():
+                break
+            time.sleep(0.1)
+        assert second.members() == left_in_shared_memory(pids) == list(second.temporary.glob("pymp-*")) == []
+    finally:
+        second.end()

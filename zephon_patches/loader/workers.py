@@ -6,8 +6,8 @@ data can depend on how many there are, how they start or how far they read ahead
 DataLoader in the path.
 
 Only their parent ends workers. A SIGTERM or SIGINT to the process group (torchrun, schedulers and Ctrl-C send those)
-is the trainer's to deal with, which may want to finish its step. They are blocked from before a worker starts, since one
-that is spawned imports for seconds; a SIGTERM by the parent itself, as multiprocessing sends it at exit, still counts.
+is the trainer's to deal with, which may want to finish its step. They are blocked from before a worker starts, since
+a spawned one imports for seconds; a SIGTERM by the parent itself, as multiprocessing sends it at exit, still counts.
 A worker whose parent is gone ends too: torch's workers look every 5 seconds.
 """
 
