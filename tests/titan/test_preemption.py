@@ -1,4 +1,4 @@
-"""A run that gets a SIGTERM ends behind a whole step with a checkpoint that can be resumed, and leaves nothing behind."""
+"""A run that gets a SIGTERM ends behind a whole step, with a checkpoint to go on from, and leaves nothing behind."""
 
 import json
 import logging
@@ -246,17 +246,10 @@ class Trainer:
         self.temporary.mkdir()
         self.log = folder / f"{name}.log"
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        arguments = ["--job.config_file", str(config), "--job.dump_folder", str(folder)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "scripts.recording_train",
-                    "--job.config_file",
-                    str(config),
-                    "--job.dump_folder",
-                    str(folder),
-                ],  # fmt: skip
+                [sys.executable, "-m", "scripts.recording_train", *arguments],
                 cwd=REPOSITORY,
                 env={
                     **os.environ,

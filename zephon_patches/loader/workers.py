@@ -13,11 +13,13 @@ A worker whose parent is gone ends too: torch's workers look every 5 seconds.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 import torch
@@ -61,6 +63,7 @@ class ItemReader:
         self._reader = reader
         self._pins = delivery.pin_memory and torch.accelerator.is_available()
         self._plan = _Plan()
+        self._start_method = delivery.multiprocessing_context
         self._workers = (
             DataLoader(
                 _MicroBatches(reader),
@@ -90,6 +93,8 @@ class ItemReader:
         if self._workers is None:
             return map(self._read, plan)
         self._plan.rows = plan
+        if multiprocessing.get_context(self._start_method).get_start_method() != "fork":
+            resource_tracker.ensure_running()  # where it starts with the first worker, it unblocks the signals
         with _signals_blocked():  # workers inherit it
             return iter(self._workers)
 
@@ -142,9 +147,16 @@ def _end_by_parent_alone(worker_id: int) -> None:
     # A forkserver that started elsewhere has not inherited the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    folder_of_parent = config.get("tempdir")
+
     def wait() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
             pass
+        # Sockets, over which tensors go; os._exit, which a main thread that hangs does not stop, would leave it.
+        folder = config.get("tempdir")
+        if folder is not None and folder != folder_of_parent:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
