@@ -17,6 +17,7 @@ __all__ = ["Data", "DataConfig", "SourceConfig", "StageConfig", "data_config_fro
 
 LoadingStrategy = Literal["stock", "zephon"]
 OnBadRecord = Literal["error", "skip"]
+OnPreempt = Literal["stop", "checkpoint"]
 Packing = Literal["concat", "best_fit", "document"]
 TokenizerEngine = Literal["auto", "tokenizers", "fastokens", "tiktoken"]
 
@@ -458,6 +459,12 @@ class Data(DataConfig):
     digest of their tensors, with which zephon-data audit proves what was trained on
     """
 
+    on_preempt: OnPreempt = "stop"
+    """
+    What a SIGTERM to any rank does: "stop" ends the run at once, as in TorchTitan; "checkpoint" finishes the step,
+    saves a full checkpoint and ends the run with status 0. It costs one small all-reduce a step
+    """
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.trace, bool):
@@ -466,6 +473,7 @@ class Data(DataConfig):
         if not 0 <= self.initial_cursor <= MAX_NUMBER:
             raise ConfigError(f"data.initial_cursor = {self.initial_cursor:,}: expected 0 to {MAX_NUMBER:,}")
         _check_choice("data.loading_strategy", self.loading_strategy, LoadingStrategy)
+        _check_choice("data.on_preempt", self.on_preempt, OnPreempt)
 
 
 _TABLES: dict[str, type] = {**dict.fromkeys(_SOURCE_LISTS, SourceConfig), "stages": StageConfig}

@@ -1,8 +1,12 @@
 """Workers, how they start and how far they read ahead change nothing in the data or the state."""
 
 import multiprocessing
+import multiprocessing.util
+import os
 import pickle
 import random
+import signal
+import subprocess
 import time
 import traceback
 import weakref
@@ -16,8 +20,12 @@ from tests.corpora import D240, make_corpus
 from tests.resume import Place, Run, builder, check_steps, expected_stream, rows_of
 from zephon_patches.errors import LoaderError, StoreError
 from zephon_patches.loader import collate
+from zephon_patches.loader import workers as worker_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+knows_senders = pytest.mark.skipif(
+    not hasattr(signal, "sigwaitinfo"), reason="the system does not tell who sent a signal"
+)
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +209,47 @@ def test_a_dropped_loader_ends_its_workers_at_once(corpus, persistent):
     del loader, iterator
     assert dropped() is None
     assert set(multiprocessing.active_children()) == before
+
+
+@knows_senders
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_signals_of_others_do_not_end_workers(corpus, expected, method, monkeypatch):
+    def send(*pids: int) -> None:
+        for name in ("-TERM", "-INT"):
+            subprocess.run(["kill", name, *map(str, pids)], check=True)
+
+    start, workers = multiprocessing.process.BaseProcess.start, []
+
+    def start_and_send(self) -> None:
+        start(self)
+        workers.append(self)
+        send(self.pid)  # a spawned one imports for seconds now
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start_and_send)
+    run = Run(build(corpus, multiprocessing_context=method), Place(1, 4, 12, 2))
+    for _ in range(3):
+        check_steps(run, expected, 2)
+        send(*(worker.pid for worker in workers))
+    assert len(workers) == 2 and all(worker.is_alive() for worker in workers)
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, set()), "ours are as they were"
+
+
+def hang(started) -> None:
+    worker_module._end_by_parent_alone(0)
+    started.send(multiprocessing.util.get_temp_dir())
+    time.sleep(1000)
+
+
+@knows_senders
+def test_a_worker_that_hangs_still_ends_by_its_parent():
+    # As multiprocessing does at exit, which then waits for it.
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    worker = context.Process(target=hang, args=(there,), daemon=True)
+    worker.start()
+    assert here.poll(60)
+    folder = here.recv()
+    worker.terminate()
+    worker.join(60)
+    assert worker.exitcode == 0
+    assert os.path.exists(folder) == (folder == multiprocessing.current_process()._config.get("tempdir"))

@@ -175,7 +175,12 @@ def calls(monkeypatch):
     from zephon_patches.titan import hook
 
     calls: list[tuple] = []
-    monkeypatch.setattr(hook, "after_step", lambda manager, step: calls.append(("after_step", step)))
+
+    def after_step(manager, step: int, last_step: bool) -> bool:
+        calls.append(("after_step", step, last_step))
+        return last_step or step == 5
+
+    monkeypatch.setattr(hook, "after_step", after_step)
     monkeypatch.setattr(hook, "after_load", lambda manager, loaded: calls.append(("after_load", loaded)))
     monkeypatch.setattr(hook, "attach", lambda manager: calls.append(("attach",)))
     monkeypatch.setattr(hook, "before_load", lambda manager, *rest: calls.append(("before_load", *rest)))
@@ -207,16 +212,19 @@ def test_the_hook_runs_after_init_before_a_save_and_around_a_load(calls):
     manager = hooked_manager(calls)()
     manager.save(3)
     manager.save(curr_step=4, last_step=True)
+    manager.save(5, False)  # which the hook makes the last one
     assert manager.load(step=7) is True
     assert manager.load() is False
     around_dcp = [("before_load", {}, "c", False), ("dcp_load", "c", False, False)]
     assert calls == [
         ("init",),
         ("attach",),
-        ("after_step", 3),
+        ("after_step", 3, False),
         ("save", 3, False),
-        ("after_step", 4),
+        ("after_step", 4, True),
         ("save", 4, True),
+        ("after_step", 5, False),
+        ("save", 5, True),
         ("load", 7),
         *around_dcp,
         ("after_load", True),
@@ -229,7 +237,7 @@ def test_the_hook_runs_after_init_before_a_save_and_around_a_load(calls):
 def test_nothing_is_saved_if_the_hook_refuses(calls, monkeypatch):
     from zephon_patches.titan import hook
 
-    def refuse(manager, step):
+    def refuse(manager, step, last_step):
         raise RuntimeError("half a step")
 
     monkeypatch.setattr(hook, "after_step", refuse)

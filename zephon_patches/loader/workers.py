@@ -4,10 +4,22 @@ With workers it is torch's DataLoader over a map-style data set and a sampler of
 in the main process; workers get the places of a micro-batch's rows and send back its tensors. So nothing in the
 data can depend on how many there are, how they start or how far they read ahead. Without workers there is no
 DataLoader in the path.
+
+Only their parent ends workers. A SIGTERM or SIGINT to the process group (torchrun, schedulers and Ctrl-C send those)
+is the trainer's to deal with, which may want to finish its step. They are blocked from before a worker starts, since
+a spawned one imports for seconds; a SIGTERM by the parent itself, as multiprocessing sends it at exit, still counts.
+A worker whose parent is gone ends too: torch's workers look every 5 seconds.
 """
 
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 import torch
@@ -51,6 +63,7 @@ class ItemReader:
         self._reader = reader
         self._pins = delivery.pin_memory and torch.accelerator.is_available()
         self._plan = _Plan()
+        self._start_method = delivery.multiprocessing_context
         self._workers = (
             DataLoader(
                 _MicroBatches(reader),
@@ -58,6 +71,7 @@ class ItemReader:
                 sampler=self._plan,
                 num_workers=delivery.num_workers,
                 collate_fn=_unchanged,
+                worker_init_fn=_end_by_parent_alone if _KNOWS_SENDERS else None,
                 prefetch_factor=delivery.prefetch_factor,
                 persistent_workers=delivery.persistent_workers,
                 pin_memory=self._pins,
@@ -79,7 +93,10 @@ class ItemReader:
         if self._workers is None:
             return map(self._read, plan)
         self._plan.rows = plan
-        return iter(self._workers)
+        if multiprocessing.get_context(self._start_method).get_start_method() != "fork":
+            resource_tracker.ensure_running()  # where it starts with the first worker, it unblocks the signals
+        with _signals_blocked():  # workers inherit it
+            return iter(self._workers)
 
     def _read(self, rows: Sequence[Row]) -> Item:
         inputs, labels = self._reader.read(rows)
@@ -106,3 +123,40 @@ class _Plan(Sampler):  # type: ignore[type-arg]
 
 def _unchanged(item: Any) -> Any:
     return item
+
+
+_KNOWS_SENDERS = hasattr(signal, "sigwaitinfo")  # not on macOS and Windows: there a group's signals end workers
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    if not _KNOWS_SENDERS:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_by_parent_alone(worker_id: int) -> None:
+    """In a worker: lets a SIGTERM by its parent end it. SIGTERM and SIGINT stay blocked."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # A forkserver that started elsewhere has not inherited the mask.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    folder_of_parent = config.get("tempdir")
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+            pass
+        # Sockets, over which tensors go; os._exit, which a main thread that hangs does not stop, would leave it.
+        folder = config.get("tempdir")
+        if folder is not None and folder != folder_of_parent:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="sigterm", daemon=True).start()

@@ -132,6 +132,13 @@ def _refuse_unsupported(job_config: Any) -> None:
             'data.loading_strategy = "zephon" does not work with fault_tolerance.enable: TorchFT keeps a place in the '
             "data for each replica. Turn one of them off; a run that loses nodes is resumed at another size without it"
         )
+    checkpoint = job_config.checkpoint
+    if job_config.data.on_preempt == "checkpoint" and (not checkpoint.enable or checkpoint.load_only):
+        found = "checkpoint.load_only = true" if checkpoint.enable else "checkpoint.enable = false"
+        raise ConfigError(
+            f'data.on_preempt = "checkpoint" saves a checkpoint, and with {found} none is ever saved; set '
+            'checkpoint.enable = true and checkpoint.load_only = false, or data.on_preempt = "stop"'
+        )
     if _FORGE in sys.modules:
         raise ConfigError(
             f'data.loading_strategy = "zephon" does not work with {_FORGE}: it reads the global batch size before the '

@@ -17,6 +17,7 @@ from zephon_patches.errors import ConfigError, LoaderError, StateError
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import CURSOR, ORDER, read_state
 from zephon_patches.titan.metrics import DataMetrics, paragraph
+from zephon_patches.titan.preemption import Preemption
 from zephon_patches.titan.steps import set_steps
 from zephon_patches.titan.tracing import Tracing
 from zephon_patches.trace.entries import (
@@ -47,9 +48,12 @@ _FROM_WEIGHTS = (
 def attach(manager: Any) -> None:
     """Prepares a manager and its trainer when they have been made."""
     loader, trainer = _loader_of(manager), manager.states.get(_TRAIN_STATE)
+    manager.preemption = None
     if loader is None:
         _refuse_another_loader(trainer)
         return
+    if hasattr(trainer, "job_config") and trainer.job_config.data.on_preempt == "checkpoint":
+        manager.preemption = Preemption()
     manager.steps_before = 0  # the loader's steps at the last call of `after_step`
     manager.tokens_before = 0  # tokens of the steps before this start
     manager.tracing = None
@@ -144,17 +148,23 @@ def after_load(manager: Any, loaded: bool) -> None:
         logger.info("data: all steps are done and nothing is left to do; raise training.steps to go on")
     elif loader.end is not None:
         _warn_of_an_end_without_a_place(trainer.job_config.checkpoint)
+    if (rank := _preempted(manager)) is not None:
+        logger.warning("data: SIGTERM on rank %d before the first step: the run ends, with nothing new to save", rank)
+        _end_behind(trainer, trainer.step)
 
 
-def after_step(manager: Any, step: int) -> None:
+def after_step(manager: Any, step: int, last_step: bool) -> bool:
     """Checks that the trainer consumed whole steps, and keeps its count of tokens, before anything is saved.
+
+    Returns:
+        Whether this is the run's last step: as given, or because the run was asked to end.
 
     Raises:
         LoaderError: The trainer stopped in the middle of the loader's step, so a checkpoint would repeat samples.
     """
     loader, trainer = _loader_of(manager), manager.states.get(_TRAIN_STATE)
     if loader is None:
-        return
+        return last_step
     steps = loader.steps_delivered - manager.steps_before
     if loader.delivered_in_step or steps > 1:
         raise LoaderError(
@@ -169,6 +179,36 @@ def after_step(manager: Any, step: int) -> None:
     if hasattr(trainer, "ntokens_seen"):
         # Upstream counts its own rank's, saves that of one rank, and sums over the ranks of today.
         trainer.ntokens_seen = _tokens_seen(manager, loader)
+    if not last_step and (rank := _preempted(manager)) is not None:
+        logger.warning(
+            "data: SIGTERM on rank %d: the run ends behind step %s, with a full checkpoint", rank, f"{step:,}"
+        )
+        _end_behind(trainer, step)
+        _save_in_full(manager)
+        return True
+    return last_step
+
+
+def _preempted(manager: Any) -> int | None:
+    """The rank that was asked to end, if one was; a collective where ``data.on_preempt`` asks for it."""
+    return None if manager.preemption is None else manager.preemption.asked_rank()
+
+
+def _end_behind(trainer: Any, step: int) -> None:
+    """Lets the trainer's loop end as it does behind the last step, without a validation in between."""
+    trainer.job_config.training.steps = step
+    trainer.job_config.validation.enable = False
+
+
+def _save_in_full(manager: Any) -> None:
+    """Lets the manager's last checkpoint, which it waits for, be one that can be resumed."""
+    manager.last_save_model_only = manager.last_save_in_hf = False
+    try:
+        manager._async_wait()
+    except Exception as error:  # of any kind: it comes from another thread or process
+        # With async_with_pinned_mem a process of PyTorch's writes, which a SIGTERM to the process group ends.
+        logger.warning("data: the checkpoint before was not completed (%s); this one takes its place", error)
+    manager.save_future = None
 
 
 def _refuse_another_loader(trainer: Any) -> None:

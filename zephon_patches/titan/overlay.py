@@ -142,11 +142,10 @@ def hook_checkpoints(manager_cls: Any) -> None:
         return upstream_dcp_load(self, state_dict, checkpoint_id, from_hf, *args, **kwargs)
 
     @functools.wraps(upstream_save)
-    def save(self: Any, curr_step: int, *args: Any, **kwargs: Any) -> Any:
+    def save(self: Any, curr_step: int, last_step: bool = False) -> Any:
         from zephon_patches.titan import hook
 
-        hook.after_step(self, curr_step)
-        return upstream_save(self, curr_step, *args, **kwargs)
+        return upstream_save(self, curr_step, last_step=hook.after_step(self, curr_step, last_step))
 
     @functools.wraps(upstream_load)
     def load(self: Any, *args: Any, **kwargs: Any) -> Any:
