@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from tests import reference
 from tests.corpora import D60, Sources, make_sources, words, write_tokenizer
@@ -293,9 +294,6 @@ class Driver:
             case Offer():
                 self._refused(self._damaged(action), action)
 
-    def close(self) -> None:
-        self.run = None
-
     def _build(self, made: Sources, data: Data, way: Way, mixture: Mixture) -> Build:
         reading = {
             "prefetch_factor": way.prefetch,
@@ -454,12 +452,10 @@ def drive(chain: Chain, counts: Counter | None = None) -> None:
         AssertionError: The run did not do what the reference does.
     """
     driver = Driver(chain.data, counts)
-    try:
+    with mock.patch.object(loader_plan, "_BLOCK_ROWS", SHORT_BLOCK):
         for action in chain.actions:
             driver.do(action)
         driver.do(Steps(2))  # so that the last action has consequences
-    finally:
-        driver.close()
 
 
 # --- checking many ---
@@ -504,13 +500,9 @@ def check_seed(seed: int, method: str = "", counts: Counter | None = None) -> No
 def check_seeds(seeds: Iterable[int], method: str = "") -> Counter:
     """Drives the chains of many seeds; returns what was done how often."""
     counts: Counter = Counter()
-    real, loader_plan._BLOCK_ROWS = loader_plan._BLOCK_ROWS, SHORT_BLOCK
-    try:
-        for seed in seeds:
-            check_seed(seed, method, counts)
-            counts["chains"] += 1
-    finally:
-        loader_plan._BLOCK_ROWS = real
+    for seed in seeds:
+        check_seed(seed, method, counts)
+        counts["chains"] += 1
     return counts
 
 
