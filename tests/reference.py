@@ -318,3 +318,28 @@ def deal(
         rows += [None] * (micro_batches * local_batch - len(rows))
         dealt.append([rows[i : i + local_batch] for i in range(0, len(rows), local_batch)])
     return dealt, numbers[-1] + 1 if len(numbers) == global_batch else n
+
+
+# --- what a resume accepts ---
+
+
+class Mixture(NamedTuple):
+    """What decides which sample has which number: (first number, weights) of each stage, and what is skipped."""
+
+    stages: tuple[tuple[int, dict[str, float]], ...]
+    skip: tuple[tuple[int, int], ...] = ()
+
+    def until(self, cursor: int) -> "Mixture":
+        """The part that is consumed below a cursor; the first stage always is."""
+        stages = tuple(stage for stage in self.stages if stage[0] < max(cursor, 1))
+        return Mixture(stages, tuple((start, min(stop, cursor)) for start, stop in self.skip if start < cursor))
+
+
+def same_until(cursor: int, one: Mixture, other: Mixture) -> bool:
+    """Whether a run that stands at a cursor of the one may go on in the other."""
+    shares = []
+    for mixture in (one.until(cursor), other.until(cursor)):
+        weights = [(at, {n: Fraction(str(w)) for n, w in of.items() if w}) for at, of in mixture.stages]
+        skipped = {n for start, stop in mixture.skip for n in range(start, stop)}
+        shares.append(([(at, {n: w / sum(of.values()) for n, w in of.items()}) for at, of in weights], skipped))
+    return shares[0] == shares[1]
