@@ -56,8 +56,13 @@ def builder(
 
 def expected_stream(corpus: Corpus, *, seq_len: int = 8, shard_bytes: int = 0, **order) -> reference.Stream:
     """What a corpus must give, by the reference."""
-    shards = reference.cut_documents(corpus.line_bytes, shard_bytes or 2**24)
-    documents = corpus.documents
+    return _stream(corpus.documents, corpus.line_bytes, seq_len, shard_bytes, **order)
+
+
+def _stream(
+    documents: Sequence[Sequence[int]], line_bytes: Sequence[int], seq_len: int, shard_bytes: int, **order
+) -> reference.Stream:
+    shards = reference.cut_documents(line_bytes, shard_bytes or 2**24)
     holds = {key: order.pop(key) for key in ("packing", "positions", "mask_boundaries") if key in order}
     if holds:
         holds = {"packing": "concat", **holds}
@@ -70,12 +75,9 @@ def expected_mix(
 ) -> reference.Mix:
     """What several sources must give, by the reference. Weights are numbers that are read as written."""
     names = sorted(made.lengths if weights is None else weights)
-    streams = []
-    for name in names:
-        documents = made.documents(name)
-        shards = reference.cut_documents(made.line_bytes(name), shard_bytes or 2**24)
-        tokens = [[t for d in shard for t in documents[d]] for shard in shards]
-        streams.append(reference.Stream(tokens, seq_len, name=name, **order))
+    streams = [
+        _stream(made.documents(name), made.line_bytes(name), seq_len, shard_bytes, name=name, **order) for name in names
+    ]
     sizes = {name: stream.epoch_samples for name, stream in zip(names, streams, strict=True)}
     mixtures = [(0, sizes if weights is None else weights), *stages]
     return reference.Mix(streams, [(at, [str(of.get(name, 0)) for name in names]) for at, of in mixtures])

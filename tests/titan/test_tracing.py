@@ -351,8 +351,26 @@ def test_the_setting_is_a_flag(corpus):
         type(job(corpus).data)(trace=1)
 
 
-@pytest.mark.parametrize("data", [{"positions": "true"}, {"mask_boundaries": "true"}, {"packing": '"best_fit"'}])
-def test_samples_that_cannot_be_computed_anew_are_not_audited(run, data):
-    run.start(2, 2)
-    with pytest.raises(ConfigError, match="not audited so far|samples are shown of concat only"):
-        run.audit(**data)
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"positions": True},
+        {"packing": "best_fit"},
+        {"packing": "best_fit", "positions": True},
+        {"packing": "document", "positions": True},
+    ],
+)
+def test_whatever_samples_hold_is_computed_anew(run, data):
+    settings = {f"data__{key}": value for key, value in data.items()}
+    written = {key: json.dumps(value) for key, value in data.items()}
+    run.start(2, 3, **settings)
+    run.start(3, 3, **settings)
+    assert run.audit(**written).faults == []
+
+    def change(number, item):
+        item[0]["positions" if "positions" in item[0] else "input"][0, 0] += number == 1
+        return item
+
+    run.start(3, 1, spoil=lambda rank: change if rank == 1 else None, **settings)
+    [fault] = run.audit(**written).faults
+    assert "data-parallel rank 1 got other tokens" in fault

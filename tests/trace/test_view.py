@@ -1,5 +1,6 @@
 """Looking at data: what stands at a number is what a run trains on there, and the way back finds all of it."""
 
+import json
 from collections import defaultdict
 
 import numpy as np
@@ -50,8 +51,51 @@ def test_a_row_is_what_the_trainer_gets(made, config):
         assert row["input"].dtype == row["labels"].dtype == "int64"
 
 
-def test_find_is_the_way_back_from_every_document_in_every_epoch(made, config):
-    view = view_of(config)
+KINDS = [
+    {"packing": "best_fit"},
+    {"packing": "best_fit", "positions": True},
+    {"packing": "document", "positions": True},
+    {"packing": "concat", "positions": True},
+    {"packing": "concat", "mask_boundaries": True},
+    {"packing": "concat", "positions": True, "mask_boundaries": True},
+]
+
+
+@pytest.fixture
+def packed(tmp_path, made, request):
+    """A config of the same sources whose samples are of another kind, the parameter."""
+    data = {key: json.dumps(value) for key, value in request.param.items()}
+    path = write_config(tmp_path / "packed.toml", made, **MIXED, shard_bytes=600, **data)
+    prepare(path)
+    return path
+
+
+@pytest.mark.parametrize(("packed", "kind"), [(kind, kind) for kind in KINDS], indirect=["packed"])
+def test_a_row_of_any_kind_is_what_the_trainer_gets(made, packed, kind):
+    view, expected = view_of(packed), expected_mix(made, **MIXED, shard_bytes=600, **kind)
+    place = view.order.locate(np.arange(300))
+    for n, (source, shard, sample) in enumerate(zip(place.source, place.shard, place.sample, strict=True)):
+        row = view.row(int(source), int(shard), int(sample))
+        found = [tuple(row[name].tolist()) for name in ("input", "labels", "positions") if name in row]
+        assert found == [part for part in expected[n] if part]
+
+
+@pytest.mark.parametrize("packed", KINDS[:3:2], indirect=True)
+def test_the_parts_of_a_packed_sample_are_its_pieces(made, packed):
+    view = view_of(packed)
+    for sample in view.samples(range(300)):
+        pieces = [tokens_of(made, sample.source, part) for part in sample.parts]
+        place = view.order.locate(np.array([sample.n]))
+        row = view.row(*(int(of[0]) for of in (place.source, place.shard, place.sample)))
+        inputs = [token for piece in pieces for token in piece[:-1]]
+        labels = [token for piece in pieces for token in piece[1:]]
+        assert row["input"][: len(inputs)].tolist() == inputs
+        assert row["labels"].tolist() == labels + [-100] * (8 - len(labels))
+
+
+@pytest.mark.parametrize("packed", [{"packing": "concat"}, *KINDS[:3:2]], indirect=True)
+def test_find_is_the_way_back_from_every_document_in_every_epoch(made, packed):
+    view = view_of(packed)
     shown = defaultdict(set)
     samples = view.samples(range(700))
     for sample in samples:
@@ -68,7 +112,7 @@ def test_find_is_the_way_back_from_every_document_in_every_epoch(made, config):
                 if o.n is not None and o.n < 700
             }
             assert found == shown[name, record]
-            assert found or not document or name == "code"
+            assert found or len(document) < 2 or name == "code"
 
 
 def test_a_source_that_a_stage_turns_off_has_no_numbers_behind(config):

@@ -17,7 +17,7 @@ shard is first read.
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -106,7 +106,17 @@ def write_list(folder: Path, data: str, packing: str, seq_len: int, entries: lis
     write_atomic(list_path(folder, packing, seq_len), (canonical_json(content) + "\n").encode("ascii"))
 
 
-def read_list(store: TokenStore, packing: str, seq_len: int) -> PlanList:
+class PlannedStore(Protocol):
+    """What the list of a store's plans is compared with."""
+
+    folder: Path
+    tokens_per_shard: np.ndarray
+
+    @property
+    def data_fingerprint(self) -> str: ...
+
+
+def read_list(store: PlannedStore, packing: str, seq_len: int) -> PlanList:
     """Reads the list of a store's plans.
 
     Raises:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from zephon_patches import mapping
-from zephon_patches.errors import ConfigError
 from zephon_patches.loader.state import differences
 from zephon_patches.mapping import Skips, Topology
 from zephon_patches.samples.sequence import IGNORE_INDEX
@@ -69,13 +68,9 @@ def audit_run(run: Path, view: DataView) -> Audit:
         view: The data of its config.
 
     Raises:
-        ConfigError: The samples hold more than is computed anew here.
         StateError: There are no traces, or they are of another version.
         StoreError: A store is damaged.
     """
-    for key in ("positions", "mask_boundaries"):
-        if getattr(view.config.data, key):  # else all rows would be told as other tokens
-            raise ConfigError(f"{view.config.path}: data.{key} = true: rows with it are not audited so far")
     segments, audit = read_run(run), Audit()
     final = history(segments)
     for number, segment in enumerate(segments):

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from zephon_patches.errors import ConfigError, InputError
+from zephon_patches.errors import InputError
 from zephon_patches.loader.assemble import describe_data, end_of, make_order, mixtures_of
 from zephon_patches.loader.state import describe_order
 from zephon_patches.mapping import Skips
 from zephon_patches.prepare.build import find_store, is_as_read, tokenizer_for
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.tokenizers import TextTokenizer
+from zephon_patches.samples.sequence import Sampling
 from zephon_patches.store.catalog import Catalog, DocumentPlace
-from zephon_patches.trace.layout import LAYOUTS
+from zephon_patches.trace.layout import layout_of
 from zephon_patches.training_config import TrainingConfig
 
 __all__ = ["DataView", "Occurrence", "Part", "Sample"]
@@ -94,12 +95,6 @@ class DataView:
     def __init__(self, config: TrainingConfig) -> None:
         self.config = config
         data = config.data
-        packing = getattr(data, "packing", "concat")
-        if packing not in LAYOUTS:  # to show another one's samples would be worse than none
-            raise ConfigError(
-                f"{config.path}: data.packing = {packing!r}: samples are shown of {', '.join(LAYOUTS)} only"
-            )
-        self._layout = LAYOUTS[packing]
         self.tokenizer = TextTokenizer(config.tokenizer, data.tokenizer_engine)
         inputs = sorted((make_input(source) for source in data.sources_in_use), key=lambda source: source.name)
         self.names = [source.name for source in inputs]
@@ -117,7 +112,9 @@ class DataView:
                 )
             self.stores.append(store)
         self._opened = [(source.name, source.path, store) for source, store in zip(inputs, self.stores, strict=True)]
-        samples = [self._layout.num_samples(store, config.seq_len) for store in self.stores]
+        sampling = Sampling(data.packing, data.positions, data.mask_boundaries)
+        self._layouts = [layout_of(store, config.seq_len, sampling) for store in self.stores]
+        samples = [layout.samples_per_shard for layout in self._layouts]
         self.order, self._stages, self._samples = make_order(data, self._opened, samples, mixtures_of(data))
         self.skips = Skips(data.skip)
         self.end = end_of(self.order, data.epochs)
@@ -126,7 +123,13 @@ class DataView:
     def description(self) -> str:
         """The ``order`` entry of a loader's state; its ``global_batch_size`` is 1 where the config has none."""
         content = describe_data(
-            self.config.data, self._opened, self.config.seq_len, self._samples, self._stages, self.tokenizer.identity
+            self.config.data,
+            self._opened,
+            self.config.seq_len,
+            self._samples,
+            self._stages,
+            self.tokenizer.identity,
+            [layout.plans.fingerprint for layout in self._layouts if layout.plans is not None],
         )
         if self.skips.intervals:
             content["skip"] = [list(interval) for interval in self.skips.intervals]
@@ -161,7 +164,7 @@ class DataView:
     def parts(self, source: int, shard: int, sample: int) -> list[Part]:
         """The documents of a sample, in its order."""
         store, parts = self.stores[source], []
-        for start, stop in self._layout.spans(store, shard, sample, self.config.seq_len):
+        for start, stop in self._layouts[source].spans(shard, sample):
             parts += [self._part(store, place, start, stop) for place in store.documents(shard, start, stop)]
         return parts
 
@@ -175,14 +178,14 @@ class DataView:
         source = self.names.index(sample.source)
         place = self.order.locate(np.array([sample.n], dtype=np.int64))
         store, shard, left, ids = self.stores[source], int(place.shard[0]), tokens, []
-        for start, stop in self._layout.spans(store, shard, sample.sample, self.config.seq_len):
+        for start, stop in self._layouts[source].spans(shard, sample.sample):
             ids += store.tokens(shard, start, min(stop, start + left)).tolist()
             left = max(tokens - len(ids), 0)
         return self.tokenizer.decode(ids)
 
     def row(self, source: int, shard: int, sample: int) -> dict[str, np.ndarray]:
         """What the trainer gets of a sample, by name; int64, shape ``(seq_len,)`` each."""
-        return self._layout.row(self.stores[source], shard, sample, self.config.seq_len)
+        return self._layouts[source].row(shard, sample)
 
     # --- from a record to its numbers ---
 
@@ -221,8 +224,7 @@ class DataView:
 
     def occurrences(self, source: int, place: DocumentPlace, epochs: Sequence[int]) -> list[Occurrence]:
         """The samples that hold a document's tokens, in given epochs, by their numbers."""
-        store = self.stores[source]
-        samples = self._layout.samples(store, place.shard, place.start, place.stop, self.config.seq_len)
+        samples = self._layouts[source].samples(place.shard, place.start, place.stop)
         found = list(self._occurrences(source, place, samples, epochs))
         return sorted(found, key=lambda entry: (entry.n is None, entry.n, entry.epoch))
 
