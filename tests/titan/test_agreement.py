@@ -41,6 +41,10 @@ def of_rank(rank: int, size: int, port: int, folder: str, descriptions: list[str
             file.write(result)
     except Exception:
         traceback.print_exc()
+    # The first process holds the store, which the others may still be asking.
+    deadline = time.monotonic() + 60
+    while rank == 0 and len(os.listdir(folder)) < size and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def run(tmp_path, free_port: int, descriptions: list[str], delays: list[float]) -> list[str]:
