@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from tests.corpora import D60, make_sources
-from tests.prepare import stores
+from tests.prepare import stores, test_chat
 from tests.resume import Place, Run, builder, expected_mix
 from tests.trace.runs import files_under, prepare, tokens_of, view_of, write_config
+from zephon_patches import build_loader
 from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.loader.state import ORDER
 from zephon_patches.trace.steps import basis_of_config, deal, numbers_of_step, steps_over
@@ -275,3 +276,32 @@ def _counted(function, calls):
         return function(shard)
 
     return call
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "document"])
+def test_a_row_of_conversations_has_the_labels_of_the_assistant_alone(tmp_path, packing):
+    test_chat.write_tokenizer(tmp_path / "tokenizer")
+    turns = [("yes", "no and kind"), ("you and no", "yes"), ("kind " * 9, "no " * 12), ("no", "you " * 5)]
+    for number, (asked, answered) in enumerate(turns * 5):
+        chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered * (1 + number % 3)}]
+        test_chat.write_chats(tmp_path, chat, name=f"texts/{number}.jsonl")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[data]\ncache_dir = "{tmp_path}/cache"\npacking = "{packing}"\npositions = true\n'
+        f'[[data.sources]]\nname = "chat"\npath = "{tmp_path}/texts"\nchat_field = "messages"\n'
+        f'[model]\nhf_assets_path = "{tmp_path}/tokenizer"\n[training]\nseq_len = 24\nglobal_batch_size = 4\n'
+    )
+    prepare(path)
+    config = read_training_config(path)
+    loader = build_loader(
+        config.data, config.tokenizer, seq_len=24, global_batch_size=4, local_batch_size=1, infinite=False
+    )
+    view = view_of(path)
+    masked = 0
+    for n, (inputs, labels) in zip(range(view.order.end(1)), loader, strict=False):
+        place = view.order.locate(np.array([n]))
+        row = view.row(*(int(of[0]) for of in (place.source, place.shard, place.sample)))
+        expected = {name: array[0].tolist() for name, array in {**inputs, "labels": labels}.items()}
+        assert {name: array.tolist() for name, array in row.items()} == expected
+        masked += expected["labels"].count(-100)
+    assert masked

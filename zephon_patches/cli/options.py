@@ -32,6 +32,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for machines (a table for people)")
 
 
+def add_numbers(parser: argparse.ArgumentParser) -> None:
+    """Which samples are asked for: an interval of numbers, or a step."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--at", metavar="A:B", help="samples A to B - 1 of the order")
+    where.add_argument("--step", metavar="K", type=int, help="the samples of the K-th step, from 1")
+    add_place(parser)
+
+
 def add_place(parser: argparse.ArgumentParser) -> None:
     """How steps are counted."""
     parser.add_argument(

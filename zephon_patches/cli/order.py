@@ -13,7 +13,7 @@ from typing import Any
 from zephon_patches.cli.options import (
     add_config,
     add_json,
-    add_place,
+    add_numbers,
     basis_of,
     interval,
     intervals_in_words,
@@ -38,10 +38,7 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_config(parser)
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--at", metavar="A:B", help="samples A to B - 1 of the order")
-    where.add_argument("--step", metavar="K", type=int, help="the samples of the K-th step, from 1")
-    add_place(parser)
+    add_numbers(parser)
     parser.add_argument("--dp", metavar="D", type=int, required=True, help="number of data-parallel ranks")
     parser.add_argument("--rank", metavar="R", type=int, help="only rank R of them")
     parser.add_argument("--local-batch-size", metavar="B", type=int, help="rows of a micro-batch (the config's)")
