@@ -14,6 +14,7 @@ from zephon_patches.trace.view import DataView, Part
 __all__ = [
     "add_config",
     "add_json",
+    "add_numbers",
     "add_place",
     "basis_of",
     "interval",
