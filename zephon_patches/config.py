@@ -6,6 +6,7 @@ nor torchtitan, so that tools can read a training config on a machine that has n
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from zephon_patches.errors import ConfigError
 
-__all__ = ["Data", "DataConfig", "SourceConfig", "StageConfig", "data_config_from_table"]
+__all__ = ["Data", "DataConfig", "SourceConfig", "StageConfig", "data_config_from_table", "whole"]
 
 LoadingStrategy = Literal["stock", "zephon"]
 OnBadRecord = Literal["error", "skip"]
@@ -505,6 +506,17 @@ def data_config_from_table(table: Mapping[str, Any], where: str, cls: type[DataC
         ]
     config: DataConfig = _from_table(cls, values, f"{where}: [data]")
     return config
+
+
+def whole(name: str, value: Any) -> int:
+    """``value`` as a Python int; NumPy's integers would not fit into a state, and a float or bool is a slip.
+
+    Raises:
+        ConfigError: It is no integer.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConfigError(f"{name} = {value!r}: expected an integer")
+    return operator.index(value)
 
 
 def _from_table(cls: type, table: Mapping[str, Any], where: str) -> Any:

@@ -1,13 +1,12 @@
 """Builds loaders: opens the stores, or makes them first, and lays the global order over them."""
 
 import logging
-import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zephon_patches import mapping
-from zephon_patches.config import DataConfig
+from zephon_patches.config import DataConfig, whole
 from zephon_patches.errors import ConfigError
 from zephon_patches.loader.assemble import ExactStages, Mixtures, describe_data, end_of, make_order, mixtures_of
 from zephon_patches.loader.collate import MicroBatchReader
@@ -76,10 +75,10 @@ def build_loader(
         MappingError: There are more ranks than samples in a global batch.
         StoreError: A store is damaged, or cannot be built here.
     """
-    seq_len = _whole("seq_len", seq_len)
-    global_batch_size = _whole("global_batch_size", global_batch_size)
-    local_batch_size = _whole("local_batch_size", local_batch_size)
-    topology = Topology(_whole("dp_rank", dp_rank), _whole("dp_size", dp_size))
+    seq_len = whole("seq_len", seq_len)
+    global_batch_size = whole("global_batch_size", global_batch_size)
+    local_batch_size = whole("local_batch_size", local_batch_size)
+    topology = Topology(whole("dp_rank", dp_rank), whole("dp_size", dp_size))
     mapping.check(global_batch_size, local_batch_size, topology)  # before hours of tokenizing
     delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
     mixtures = None if inputs is not None else mixtures_of(config)
@@ -134,10 +133,10 @@ def build_evaluation_loader(
 
     The others, and what is raised, as ``build_loader``.
     """
-    seq_len, local_batch_size = _whole("seq_len", seq_len), _whole("local_batch_size", local_batch_size)
-    topology = Topology(_whole("dp_rank", dp_rank), _whole("dp_size", dp_size))
+    seq_len, local_batch_size = whole("seq_len", seq_len), whole("local_batch_size", local_batch_size)
+    topology = Topology(whole("dp_rank", dp_rank), whole("dp_size", dp_size))
     mapping.check(local_batch_size * topology.dp_size, local_batch_size, topology)
-    if num_batches is not None and _whole("num_batches", num_batches) < 1:
+    if num_batches is not None and whole("num_batches", num_batches) < 1:
         raise ConfigError(f"num_batches = {num_batches}: expected at least 1, or None for every sample")
     delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
     order, reader, description, _ = _open(config, tokenizer, seq_len, dp_rank, inputs, None)
@@ -150,17 +149,6 @@ def build_evaluation_loader(
         num_batches=num_batches,
         delivery=delivery,
     )
-
-
-def _whole(name: str, value: Any) -> int:
-    """``value`` as a Python int; NumPy's integers would not fit into the state, and a float or bool is a slip.
-
-    Raises:
-        ConfigError: It is no integer.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ConfigError(f"{name} = {value!r}: expected an integer")
-    return operator.index(value)
 
 
 def _open(

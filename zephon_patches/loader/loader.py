@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from zephon_patches import mapping
-from zephon_patches.config import MAX_NUMBER
+from zephon_patches.config import MAX_NUMBER, whole
 from zephon_patches.errors import LoaderError, StateError
 from zephon_patches.loader.collate import Item, MicroBatchReader, Row
 from zephon_patches.loader.plan import plan_rows
@@ -39,8 +39,8 @@ class Loader:
     -100 where none counts; with ``data.positions`` the dict has ``positions`` too, of that shape and type.
     ``micro_batches_per_step`` items make a step. Make it with ``build_loader``.
 
-    ``iter(loader)`` starts at the cursor and replaces the iterator before it. ``load_state_dict`` takes effect
-    at the next item, also on a running iterator.
+    ``iter(loader)`` starts at the cursor and replaces the iterator before it. ``load_state_dict`` and ``remap`` take
+    effect at the next item, also on a running iterator.
 
     Args:
         order: The global order.
@@ -80,14 +80,9 @@ class Loader:
         accept_change: str = "",
         delivery: Delivery = Delivery(),  # noqa: B008  (frozen)
     ) -> None:
-        mapping.check(global_batch_size, local_batch_size, topology)
         self.seq_len = reader.seq_len
         self.global_batch_size = global_batch_size
-        self.local_batch_size = local_batch_size
-        self.topology = topology
-        self.micro_batches_per_step = mapping.micro_batches_per_step(
-            global_batch_size, local_batch_size, topology.dp_size
-        )
+        self._place(topology, local_batch_size)
         self._order = order
         self._reader = reader
         self._description = description
@@ -101,7 +96,7 @@ class Loader:
         self._has_labels = False
         self._found_labels = False  # in the step that starts at the cursor
         self._iterator: object | None = None  # marks the iterator that counts
-        self._moves = 0  # how often the cursor was set from outside
+        self._moves = 0  # how often the cursor or the topology was set from outside
         self.restored = False
         self.steps_delivered = self.samples_delivered = 0
         self.seconds_waited = 0.0
@@ -181,6 +176,48 @@ class Loader:
         self.steps_delivered = self.samples_delivered = 0
         self._moves += 1
 
+    def remap(self, dp_rank: int, dp_size: int, *, local_batch_size: int | None = None) -> None:
+        """Goes on from the cursor in another place of the batch mesh; takes effect at the next item, as a load does.
+
+        All ranks do so behind the same step. Nothing is opened or planned anew, and items fetched ahead are dropped. A
+        rank that comes in builds its loader and loads the state of one that was there.
+
+        Args:
+            dp_rank, dp_size: The place from now on.
+            local_batch_size: Rows of a micro-batch from now on; None leaves it.
+
+        Raises:
+            ConfigError: A size is no integer.
+            LoaderError: A step is under way.
+            MappingError: The global batch cannot be dealt to that topology. In either case nothing has changed.
+        """
+        topology = Topology(whole("dp_rank", dp_rank), whole("dp_size", dp_size))
+        local = self.local_batch_size if local_batch_size is None else whole("local_batch_size", local_batch_size)
+        if self._delivered:
+            raise LoaderError(
+                f"remap to rank {topology.dp_rank} of {topology.dp_size}: {self._delivered} of "
+                f"{self.micro_batches_per_step} items of the step at sample {self._cursor:,} are handed out, and a "
+                "step is dealt as a whole; take its other items first, or begin it anew: loader.seek(loader.cursor)"
+            )
+        self._place(topology, local)
+        self._moves += 1
+        logger.info(
+            "data: rank %s of %s from sample %s on; a step is %s items of %s rows",
+            f"{topology.dp_rank:,}",
+            f"{topology.dp_size:,}",
+            f"{self._cursor:,}",
+            f"{self.micro_batches_per_step:,}",
+            f"{local:,}",
+        )
+
+    def _place(self, topology: Topology, local_batch_size: int) -> None:
+        mapping.check(self.global_batch_size, local_batch_size, topology)
+        self.topology = topology
+        self.local_batch_size = local_batch_size
+        self.micro_batches_per_step = mapping.micro_batches_per_step(
+            self.global_batch_size, local_batch_size, topology.dp_size
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the last completed step: plain, immutable values, the same on every rank."""
         return {CURSOR: self._cursor, ORDER: self._state_order}
@@ -206,7 +243,7 @@ class Loader:
         elif self._accept_change:
             logger.info("data: data.accept_change has nothing to accept any more, and can be removed")
         self._state_order = with_changes(self._description, changes)
-        logger.info("data: resume at sample %s (%s)", f"{cursor:,}", self._places(cursor))
+        logger.info("data: resume at sample %s (%s)", f"{cursor:,}", self._in_words(cursor))
         self.log_mixture()
         before = saved["global_batch_size"]
         if before != self.global_batch_size:
@@ -252,7 +289,7 @@ class Loader:
             )
         return cursor, saved, lines
 
-    def _places(self, cursor: int) -> str:
+    def _in_words(self, cursor: int) -> str:
         """Where the sources stand, in words."""
         names = [source["name"] for source in json.loads(self._description)["sources"]]
         places = [
