@@ -16,7 +16,7 @@ taken, which are the numbers 70, 71 and 75 to 79; then N = 80::
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,12 +32,15 @@ __all__ = [
     "micro_batches_per_step",
     "next_cursor",
     "numbers_of_rank",
+    "numbers_of_steps",
     "padded_batch_size",
     "part_of_rank",
     "step_size",
     "steps_from",
     "steps_left",
 ]
+
+Size = TypeVar("Size", int, np.ndarray)
 
 
 class Topology(NamedTuple):
@@ -75,7 +78,8 @@ class Skips:
             skipped += stop - start
         # What to add to the rank of a kept number to get the number, by the count of intervals before it.
         shifts = [stop - kept for (_, stop), kept in zip(merged, self._kept, strict=True)]
-        self._shifts = np.array([0, *shifts], dtype=np.int64)
+        self._shift_list = [0, *shifts]
+        self._shifts = np.array(self._shift_list, dtype=np.int64)
         self._kept_array = np.array(self._kept, dtype=np.int64)
 
     def kept(self, number: int) -> int:
@@ -97,6 +101,11 @@ class Skips:
         if not self.intervals:
             return kept
         return kept + self._shifts[np.searchsorted(self._kept_array, kept, side="right")]
+
+    def number(self, kept: int) -> int:
+        """As ``numbers``, of one."""
+        before = bisect_right(self._kept, kept)
+        return kept + self._shift_list[before] if before else kept
 
     def below(self, number: int) -> list[tuple[int, int]]:
         """The part of the intervals below a number."""
@@ -128,17 +137,44 @@ def numbers_of_rank(
     Raises:
         MappingError: The batch cannot be dealt to this topology.
     """
+    steps = np.array([step], dtype=np.int64)
+    return numbers_of_steps(steps, global_batch_size, local_batch_size, topology, skips)[0]
+
+
+def numbers_of_steps(
+    steps: np.ndarray,
+    global_batch_size: int,
+    local_batch_size: int,
+    topology: Topology,
+    skips: Skips = NO_SKIPS,
+) -> np.ndarray:
+    """``numbers_of_rank`` of several steps at once.
+
+    Args:
+        steps: int64, shape ``(k, 2)``.
+
+    Returns:
+        int64, shape ``(k, micro_batches_per_step, local_batch_size)``.
+    """
     check(global_batch_size, local_batch_size, topology)
-    first, last = step
-    start, stop = part_of_rank(last - first, topology)
-    rows = micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size) * local_batch_size
-    numbers = np.full(rows, -1, dtype=np.int64)
-    numbers[: stop - start] = skips.numbers(np.arange(first + start, first + stop, dtype=np.int64))
-    return numbers.reshape(-1, local_batch_size)  # shape: (micro-batches, rows)
+    first, sizes = steps[:, :1], steps[:, 1:] - steps[:, :1]
+    start, stop = part_of_rank(sizes, topology)
+    places = np.arange(
+        micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size) * local_batch_size,
+        dtype=np.int64,
+    )
+    numbers = skips.numbers(first + start + places)  # shape: (steps, rows)
+    is_row = places < stop - start
+    if not is_row.all():
+        numbers = np.where(is_row, numbers, -1)
+    return numbers.reshape(len(steps), -1, local_batch_size)
 
 
-def part_of_rank(size: int, topology: Topology) -> tuple[int, int]:
-    """The half-open part of a step of ``size`` samples that a rank takes; empty only where size < dp_size."""
+def part_of_rank(size: Size, topology: Topology) -> tuple[Size, Size]:
+    """The half-open part of a step of ``size`` samples that a rank takes; empty only where size < dp_size.
+
+    Of an int64 array of sizes, arrays.
+    """
     rank, dp_size = topology
     return rank * size // dp_size, (rank + 1) * size // dp_size
 
@@ -178,8 +214,7 @@ def next_cursor(cursor: int, global_batch_size: int, end: int | None = None, ski
     """The cursor after the step that starts at ``cursor``: behind its last number, or the end if it is a short one."""
     if end is not None and step_size(cursor, global_batch_size, end, skips) < global_batch_size:
         return end
-    last = np.array([skips.kept(cursor) + global_batch_size - 1], dtype=np.int64)
-    return int(skips.numbers(last)[0]) + 1
+    return skips.number(skips.kept(cursor) + global_batch_size - 1) + 1
 
 
 def even_steps(num_samples: int, global_batch_size: int) -> Iterator[tuple[int, int]]:

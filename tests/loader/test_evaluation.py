@@ -1,6 +1,7 @@
 """The loader for validation: equal passes, equal numbers of batches, and a mean that hardly depends on the ranks."""
 
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -47,6 +48,13 @@ def a_loader(corpus, *, dp=1, rank=0, local=5, batches=None, config=None, **deli
     )
 
 
+class Row(NamedTuple):
+    source: int
+    shard: int
+    sample: int
+    padding: bool
+
+
 def pass_of(loader):
     return [rows_of(item) for item in loader]
 
@@ -59,7 +67,7 @@ class Rows:
 
     def read(self, rows):
         self.read_rows.append(rows)
-        return list(rows), None
+        return [Row(*row) for row in rows], None
 
 
 def planned(shards, dp, local, batches=None):

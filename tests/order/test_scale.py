@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zephon_patches import mapping
-from zephon_patches.loader.collate import MicroBatchReader, Row
+from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import describe_order
 from zephon_patches.mapping import Topology
@@ -38,7 +38,7 @@ class PlacesOnly(MicroBatchReader):
     def __init__(self) -> None:
         super().__init__([], seq_len=2048)
 
-    def read(self, rows: list[Row]) -> Any:
+    def read(self, rows: list[Any]) -> Any:
         return {}, list(rows)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zephon_patches.loader.collate import MicroBatchReader, Row
+from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.order.global_order import GlobalOrder
 from zephon_patches.order.shuffle import SourceOrder
 from zephon_patches.samples.chunking import num_samples
@@ -48,7 +48,7 @@ def test_samples_at_the_end_of_a_store_above_2_32_tokens_hold_the_right_ids(tmp_
     count = int(samples.sum())
     wanted = [count - 1, count - 2, (2**32 + 4) // seq_len]
     place = order.locate(np.array(wanted))
-    rows = [Row(0, int(shard), int(k), False) for shard, k in zip(place.shard, place.sample, strict=True)]
+    rows = [(0, int(shard), int(k), False) for shard, k in zip(place.shard, place.sample, strict=True)]
     inputs, labels = MicroBatchReader([store], seq_len).read(rows)
     whole = dict(zip(range(tokens - len(ids), tokens), ids, strict=True)) | {2**32 + 2 + i: 7 + i for i in range(3)}
     for row, sample in enumerate(wanted):

@@ -1,7 +1,7 @@
 """Rows to tensors: reads the samples of one micro-batch from their stores."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,22 +22,23 @@ from zephon_patches.samples.sequence import CONCAT, IGNORE_INDEX, Sampling, fill
 from zephon_patches.store.history import file_changes, find_manifest
 from zephon_patches.store.reader import TokenStore
 
-__all__ = ["Item", "MicroBatchReader", "Row"]
+__all__ = ["Buffers", "Item", "MicroBatchReader", "Row"]
 
 # Shards whose plan a process keeps open, over all sources; the oldest one goes when there are as many.
 _MAX_PLANS = 4096
 
 Item = tuple[dict[str, torch.Tensor], torch.Tensor]
 
+Buffers = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""What an item's tensors lie in, as it goes from a worker to its parent, each number once: inputs, with one column more
+where labels is None, of which the labels are the later ones; labels; positions. int64, of ``rows`` rows."""
 
-class Row(NamedTuple):
-    """Where one row of a micro-batch is read from."""
+Arrays = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+"""The same"""
 
-    source: int
-    shard: int
-    sample: int
-    padding: bool
-    """Whether the row only fills up the micro-batch: all its labels are left out of the loss"""
+Row = tuple[int, int, int, bool]
+"""Where one row of a micro-batch is read from: source, shard, sample; and whether it only fills up the micro-batch, so
+that all its labels are left out of the loss. Plain tuples, since a named one takes many times as long to make."""
 
 
 class MicroBatchReader:
@@ -83,67 +84,89 @@ class MicroBatchReader:
         return file_changes(before, store.manifest) if before else []
 
     def read(self, rows: Sequence[Row]) -> Item:
-        """Makes the tensors of one micro-batch in a fresh buffer.
+        """Makes the tensors of one micro-batch in fresh memory.
 
         Returns:
             ``{"input": int64 (rows, seq_len)}`` and labels of the same shape; ``positions`` too, of the same shape and
-            type, where they are wanted.
+            type, where they are wanted. Inputs and labels may share memory.
         """
+        tokens, labels, positions = self._read(rows)
+        # Views by NumPy, which makes them in less time than torch does.
+        inputs = {"input": torch.from_numpy(tokens if labels is not None else tokens[:, :-1])}
+        if positions is not None:
+            inputs["positions"] = torch.from_numpy(positions)
+        return inputs, torch.from_numpy(tokens[:, 1:] if labels is None else labels)
+
+    def read_buffers(self, rows: Sequence[Row]) -> Buffers:
+        """What ``item`` makes the item of: in another process, or in other memory."""
+        tokens, labels, positions = self._read(rows)
+        return (
+            torch.from_numpy(tokens),
+            None if labels is None else torch.from_numpy(labels),
+            None if positions is None else torch.from_numpy(positions),
+        )
+
+    @staticmethod
+    def item(buffers: Buffers) -> Item:
+        """The item in buffers; copies nothing."""
+        tokens, labels, positions = buffers
+        inputs = {"input": tokens if labels is not None else tokens[:, :-1]}
+        if positions is not None:
+            inputs["positions"] = positions
+        return inputs, tokens[:, 1:] if labels is None else labels
+
+    def _read(self, rows: Sequence[Row]) -> Arrays:
         return self._read_packed(rows) if self._plans else self._read_concat(rows)
 
-    def _read_concat(self, rows: Sequence[Row]) -> Item:
+    def _read_concat(self, rows: Sequence[Row]) -> Arrays:
         # Inputs and labels are views of one buffer unless a label is masked: the trainer never writes to them, and it
         # saves half of the copying.
-        buffer = torch.empty((len(rows), self.seq_len + 1), dtype=torch.int64)
-        array = buffer.numpy()
+        seq_len, stores = self.seq_len, self._stores
+        tokens = np.empty((len(rows), seq_len + 1), dtype=np.int64)
         masked = []  # (row, first label that does not count)
-        for i, row in enumerate(rows):
-            labels = fill_row(array[i], self._stores[row.source].tokens(row.shard), row.sample)
-            if row.padding:
+        for i, (source, shard, sample, padding) in enumerate(rows):
+            count = fill_row(tokens[i], stores[source].tokens(shard), sample)
+            if padding:
                 masked.append((i, 0))
-            elif labels < self.seq_len:
-                masked.append((i, labels))
-        inputs, targets = {"input": buffer[:, :-1]}, buffer[:, 1:]
-        boundaries = self.sampling.mask_boundaries
-        if masked or boundaries:
-            targets = targets.clone()
+            elif count != seq_len:
+                masked.append((i, count))
+        boundaries, wants_positions = self.sampling.mask_boundaries, self.sampling.positions
+        labels = tokens[:, 1:].copy() if masked or boundaries else None
+        positions = np.empty((len(rows), seq_len), dtype=np.int64) if wants_positions else None
+        if labels is not None:
             for i, first in masked:
-                targets[i, first:] = IGNORE_INDEX
-        if boundaries or self.sampling.positions:
-            positions = np.empty((len(rows), self.seq_len), dtype=np.int64)
-            labels_array = targets.numpy()
+                labels[i, first:] = IGNORE_INDEX
+        if boundaries or wants_positions:
             for i, row in enumerate(rows):
                 starts, stop = self._document_starts(row)
-                if boundaries:
-                    mask_boundaries(labels_array[i], starts)
-                fill_positions(positions[i], [*starts.tolist(), stop])
-            if self.sampling.positions:
-                inputs["positions"] = torch.from_numpy(positions)
-        return inputs, targets
+                if boundaries and labels is not None:
+                    mask_boundaries(labels[i], starts)
+                if positions is not None:
+                    fill_positions(positions[i], [*starts.tolist(), stop])
+        return tokens if labels is None else tokens[:, :-1], labels, positions
 
     def _document_starts(self, row: Row) -> tuple[np.ndarray, int]:
         """Where documents begin in a sample, and where its padding does, counted from its first token."""
-        store = self._stores[row.source]
-        first, stop = span(row.sample, self.seq_len, int(store.tokens_per_shard[row.shard]))
-        return document_starts(store.pointers(row.shard), store.itemsize, first, stop), stop - first
+        source, shard, sample, _ = row
+        store = self._stores[source]
+        first, stop = span(sample, self.seq_len, int(store.tokens_per_shard[shard]))
+        return document_starts(store.pointers(shard), store.itemsize, first, stop), stop - first
 
-    def _read_packed(self, rows: Sequence[Row]) -> Item:
-        inputs, labels = (torch.empty((len(rows), self.seq_len), dtype=torch.int64) for _ in range(2))
-        samples = [(self._packed_shard(row.source, row.shard), row.sample) for row in rows]
-        fill_rows(inputs.numpy(), labels.numpy(), samples)
-        for i, row in enumerate(rows):
-            mask = self._stores[row.source].mask(row.shard)
-            if row.padding:
+    def _read_packed(self, rows: Sequence[Row]) -> Arrays:
+        inputs, labels = (np.empty((len(rows), self.seq_len), dtype=np.int64) for _ in range(2))
+        samples = [(self._packed_shard(source, shard), sample) for source, shard, sample, _ in rows]
+        fill_rows(inputs, labels, samples)
+        for i, (source, shard, _, padding) in enumerate(rows):
+            mask = self._stores[source].mask(shard)
+            if padding:
                 labels[i] = IGNORE_INDEX
             elif mask is not None:
-                mask_labels(labels[i].numpy(), mask, *samples[i])
-        item = {"input": inputs}
-        if self.sampling.positions:
-            item["positions"] = torch.empty_like(inputs)
-            positions = item["positions"].numpy()
-            for i, (shard, number) in enumerate(samples):
-                fill_positions(positions[i], row_starts(shard, number))
-        return item, labels
+                mask_labels(labels[i], mask, *samples[i])
+        positions = np.empty_like(inputs) if self.sampling.positions else None
+        if positions is not None:
+            for i, (packed, number) in enumerate(samples):
+                fill_positions(positions[i], row_starts(packed, number))
+        return inputs, labels, positions
 
     def _packed_shard(self, source: int, shard: int) -> PackedShard:
         found = self._packed.get((source, shard))

@@ -42,19 +42,18 @@ def plan_rows(
     rows = local_batch_size * mapping.micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size)
     block_rows = _BLOCK_ROWS * max(min(order.num_sources, _MOST_BLOCKS, order.num_samples // _BLOCK_ROWS), 1)
     while block := list(islice(steps, max(1, block_rows // rows))):
-        numbers = np.concatenate(
-            [
-                mapping.numbers_of_rank(step, global_batch_size, local_batch_size, topology, skips).reshape(1, rows)
-                for step in block
-            ]
-        )  # shape: (steps, rows of the rank)
+        numbers = mapping.numbers_of_steps(
+            np.array(block, dtype=np.int64), global_batch_size, local_batch_size, topology, skips
+        ).reshape(len(block), rows)
         padding = numbers < 0
-        # A padding row repeats the rank's first row; a rank that has none in a short step, the step's first.
-        starts = skips.numbers(np.array([start for start, _ in block], dtype=np.int64))
-        first = np.where(padding[:, 0], starts, numbers[:, 0])
-        place = order.locate(np.where(padding, first[:, None], numbers).ravel())
+        if padding.any():
+            # A padding row repeats the rank's first row; a rank that has none in a short step, the step's first.
+            starts = skips.numbers(np.array([start for start, _ in block], dtype=np.int64))
+            first = np.where(padding[:, 0], starts, numbers[:, 0])
+            numbers = np.where(padding, first[:, None], numbers)
+        place = order.locate(numbers.ravel())
         found = zip(
             place.source.tolist(), place.shard.tolist(), place.sample.tolist(), padding.ravel().tolist(), strict=True
         )
-        while micro_batch := [Row(*row) for row in islice(found, local_batch_size)]:
+        while micro_batch := list(islice(found, local_batch_size)):
             yield micro_batch

@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from zephon_patches.errors import ConfigError
-from zephon_patches.loader.collate import Item, MicroBatchReader, Row
+from zephon_patches.loader.collate import Buffers, Item, MicroBatchReader, Row
 
 __all__ = ["Delivery", "ItemReader"]
 
@@ -91,26 +91,27 @@ class ItemReader:
                 would outlive their owner.
         """
         if self._workers is None:
-            return map(self._read, plan)
+            return map(self._read_pinned if self._pins else self._reader.read, plan)
         self._plan.rows = plan
         if multiprocessing.get_context(self._start_method).get_start_method() != "fork":
             resource_tracker.ensure_running()  # where it starts with the first worker, it unblocks the signals
         with _signals_blocked():  # workers inherit it
-            return iter(self._workers)
+            return map(self._reader.item, iter(self._workers))
 
-    def _read(self, rows: Sequence[Row]) -> Item:
-        inputs, labels = self._reader.read(rows)
-        if self._pins:
-            return {key: value.pin_memory() for key, value in inputs.items()}, labels.pin_memory()
-        return inputs, labels
+    def _read_pinned(self, rows: Sequence[Row]) -> Item:
+        tokens, labels, positions = (
+            None if buffer is None else buffer.pin_memory() for buffer in self._reader.read_buffers(rows)
+        )
+        assert tokens is not None
+        return self._reader.item((tokens, labels, positions))
 
 
 class _MicroBatches(Dataset):  # type: ignore[type-arg]
     def __init__(self, reader: MicroBatchReader) -> None:
         self._reader = reader
 
-    def __getitem__(self, rows: Sequence[Row]) -> Item:
-        return self._reader.read(rows)
+    def __getitem__(self, rows: Sequence[Row]) -> Buffers:
+        return self._reader.read_buffers(rows)
 
 
 class _Plan(Sampler):  # type: ignore[type-arg]
