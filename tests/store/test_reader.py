@@ -105,7 +105,9 @@ def test_missing_shard_is_one_clear_error(tmp_path):
     folder = make_store(tmp_path / "s", [[1, 2]])
     store = TokenStore(folder)
     (folder / "000000-000.bin").unlink()
-    with pytest.raises(StoreError, match=r"000000-000.bin: cannot be opened \(No such file .* verify --repair .*/s lets"):
+    with pytest.raises(
+        StoreError, match=r"000000-000.bin: cannot be opened \(No such file .* verify --repair .*/s lets"
+    ):
         store.tokens(0)
 
 
@@ -115,7 +117,9 @@ def test_cut_or_grown_shard_is_one_clear_error(tmp_path, size, shown):
     store = TokenStore(folder)
     data = (folder / "000000-000.bin").read_bytes()
     (folder / "000000-000.bin").write_bytes((data + bytes(5000))[:size])
-    with pytest.raises(StoreError, match=rf"000000-000.bin: {shown}, but the manifest says 4; zephon-data verify --repair"):
+    with pytest.raises(
+        StoreError, match=rf"000000-000.bin: {shown}, but the manifest says 4; zephon-data verify --repair"
+    ):
         store.tokens(0)
 
 
