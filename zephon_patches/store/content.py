@@ -12,16 +12,36 @@ Worked case: the spots of 100,000 bytes begin at 0, 13,700, 27,401, 41,101, 54,8
 one ends with the file.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
+from pathlib import Path
 
 import xxhash
 
-__all__ = ["check_size", "checksum_of", "spots_of"]
+__all__ = ["check_size", "checksum_of", "read_whole", "spots_of"]
+
+# A manifest has about 400 bytes a shard and 100 a file.
+_MOST_BYTES = 1 << 30
 
 _SPOTS, _SPOT_BYTES = 8, 4096
 _BLOCK_BYTES = 4 << 20
+
+
+def read_whole(path: Path) -> bytes:
+    """The bytes of a file that is parsed in memory.
+
+    Raises:
+        OSError: It cannot be read, is larger than any such file, or no file: a pipe or a device has no end.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would wait for a writer
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "no regular file")
+        if status.st_size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {_MOST_BYTES:,}")
+        return file.read(_MOST_BYTES)
 
 
 def check_size(descriptor: int, expected: int) -> str | None:

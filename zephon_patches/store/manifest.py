@@ -7,7 +7,6 @@ writes the same bytes. ``docs/store.md`` describes each field.
 
 import json
 import re
-import stat
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import orjson
 
 from zephon_patches.errors import StoreError
 from zephon_patches.keys import canonical_json, fingerprint, fingerprint_of_json
+from zephon_patches.store.content import read_whole
 from zephon_patches.store.indexed import DTYPES
 
 __all__ = [
@@ -215,9 +215,7 @@ def read_content(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device, whose end would never come
-            raise StoreError(f"{path}: cannot be read (no regular file); remove {folder} to build the store anew")
-        data = path.read_bytes()
+        data = read_whole(path)
         as_written = _hash_as_written(data)
         content = _parsed(data) if as_written else json.loads(data)
     except FileNotFoundError:
