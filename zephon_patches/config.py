@@ -20,6 +20,7 @@ LoadingStrategy = Literal["stock", "zephon"]
 OnBadRecord = Literal["error", "skip"]
 OnPreempt = Literal["stop", "checkpoint"]
 Packing = Literal["concat", "best_fit", "document"]
+Verify = Literal["size", "checksum"]
 TokenizerEngine = Literal["auto", "tokenizers", "fastokens", "tiktoken"]
 
 MAX_SEED = 2**63 - 1
@@ -286,6 +287,13 @@ class DataConfig:
     "tokenizers" (for BPE ranks "tiktoken") elsewhere; one that is named and cannot serve is an error
     """
 
+    verify: Verify = "size"
+    """
+    What of a store's files is compared with its manifest when a process first maps them: "size" is the size and up to
+    eight pages, which finds files that are cut off or mixed up; "checksum" is every byte, which reads each shard once
+    more in each process before its tokens reach the trainer, and finds a flipped bit. No order depends on it
+    """
+
     epochs: int = 0
     """
     Passes over all sources after which the data ends, each sample exactly so many times; 0 has no end. Goes with
@@ -360,6 +368,7 @@ class DataConfig:
                 "document's token; leave it out"
             )
         _check_choice("data.tokenizer_engine", self.tokenizer_engine, TokenizerEngine)
+        _check_choice("data.verify", self.verify, Verify)
         _check_type("data.epochs", self.epochs, int)
         if self.epochs < 0:
             raise ConfigError(f"data.epochs = {self.epochs}: expected 1 or more, or 0 for data without end")

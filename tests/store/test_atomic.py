@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -80,3 +81,28 @@ def test_bytes_are_flushed_to_the_disk_before_the_name(tmp_path, monkeypatch):
 def test_missing_folder_is_an_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_atomic(tmp_path / "no" / "a", b"x")
+
+
+def test_a_link_in_the_place_of_a_temporary_file_is_not_written_through(tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda count: "00" * count)
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    temporary = tmp_path / f".a.bin.{socket.gethostname()}.{os.getpid()}.00000000{TEMPORARY_SUFFIX}"
+    temporary.symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write_atomic(tmp_path / "a.bin", b"new")
+    assert victim.read_bytes() == b"mine"
+    assert not (tmp_path / "a.bin").exists()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_permissions_are_those_of_any_new_file(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        with atomic_file(tmp_path / "a") as file:
+            (temporary,) = tmp_path.iterdir()
+            assert temporary.stat().st_mode & 0o777 == 0o666 & ~umask
+            file.write(b"x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o666 & ~umask

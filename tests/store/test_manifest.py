@@ -4,13 +4,16 @@ import contextlib
 import json
 import os
 import random
+import resource
 import sys
 
 import pytest
 
 from zephon_patches.errors import StoreError
 from zephon_patches.keys import canonical_json, fingerprint
+from zephon_patches.samples.plan_list import read_list
 from zephon_patches.store.manifest import FileRecord, InputRange, Manifest, ShardRecord
+from zephon_patches.store.reader import TokenStore
 
 MANIFEST = Manifest(
     recipe={"format": 1, "shard_bytes": 0, "text_field": "text", "tokenizer": "00112233445566aa"},
@@ -147,3 +150,15 @@ def test_manifest_that_is_no_regular_file_is_not_read(tmp_path, kind):
         (tmp_path / "manifest.json").symlink_to("/dev/zero" if kind == "device" else "manifest.json")
     with pytest.raises(StoreError, match=r"manifest.json: cannot be read \((no regular file|Too many levels)"):
         Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "best_fit-8.json"])
+def test_a_file_larger_than_any_of_its_kind_is_refused_and_not_read(tmp_path, name):
+    write(tmp_path, MANIFEST.to_json())
+    store = TokenStore(tmp_path)
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(StoreError, match=rf"{name}: cannot be read \(1,099,511,627,776 bytes, more than 1,073,741,824"):
+        Manifest.read(tmp_path) if name == "manifest.json" else read_list(store, "best_fit", 8)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB

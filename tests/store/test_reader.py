@@ -105,7 +105,9 @@ def test_missing_shard_is_one_clear_error(tmp_path):
     folder = make_store(tmp_path / "s", [[1, 2]])
     store = TokenStore(folder)
     (folder / "000000-000.bin").unlink()
-    with pytest.raises(StoreError, match=r"000000-000.bin: cannot be opened \(No such file .* remove .*/s to build"):
+    with pytest.raises(
+        StoreError, match=r"000000-000.bin: cannot be opened \(No such file .* verify --repair .*/s lets"
+    ):
         store.tokens(0)
 
 
@@ -115,7 +117,9 @@ def test_cut_or_grown_shard_is_one_clear_error(tmp_path, size, shown):
     store = TokenStore(folder)
     data = (folder / "000000-000.bin").read_bytes()
     (folder / "000000-000.bin").write_bytes((data + bytes(5000))[:size])
-    with pytest.raises(StoreError, match=rf"000000-000.bin: {shown}, but the manifest says 4; remove"):
+    with pytest.raises(
+        StoreError, match=rf"000000-000.bin: {shown}, but the manifest says 4; zephon-data verify --repair"
+    ):
         store.tokens(0)
 
 
@@ -146,7 +150,7 @@ def test_offsets_go_past_4_gib(tmp_path):
     if path.stat().st_blocks * 512 > 2**28:
         pytest.skip("this file system has no sparse files")
     record = Manifest.read(folder).shards[0]
-    record = record.__class__(**{**vars(record), "tokens": tokens})
+    record = record.__class__(**{**vars(record), "tokens": tokens, "spots": {}})
     (folder / "manifest.json").write_bytes(Manifest({}, "<u2", [], [record]).to_json())
     view = TokenStore(folder).tokens(0)
     assert len(view) == tokens

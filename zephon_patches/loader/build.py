@@ -178,6 +178,8 @@ def _open(
         open_or_build(source, ends, config.cache_dir, config.shard_bytes, patience, building)
         for source, ends in zip(inputs, encoders, strict=True)
     ]
+    for store in stores:
+        store.verify = config.verify
     sampling = Sampling(config.packing, config.positions, config.mask_boundaries)
     plans: list[PlanList] = []
     if sampling.packing != "concat":

@@ -99,7 +99,7 @@ def open_or_build(
     """
     folder, recipe = _find(source, tokenizer, cache_dir, shard_bytes)
     if recipe is None:
-        return TokenStore(folder)
+        return _open(source, folder)
     builder = Builder(source, tokenizer, folder, recipe, building.max_minutes)
     deadline = time.monotonic() + patience
     while not _is_finished(source, builder.folder) and time.monotonic() < deadline:
@@ -169,14 +169,20 @@ def build_part(
     """
     folder, recipe = _find(source, tokenizer, cache_dir, shard_bytes)
     if recipe is None:
-        return TokenStore(folder)
+        return _open(source, folder)
     builder = Builder(source, tokenizer, folder, recipe, building.max_minutes, part=part)
     standing = _finish(builder, building)
     return _open(source, folder) if standing is None else standing
 
 
 def _open(source: Input, folder: Path) -> TokenStore:
-    return TokenStore(folder, None if source.in_place is None else source.in_place.root)
+    store = TokenStore(folder, None if source.in_place is None else source.in_place.root)
+    if store.key != folder.name:
+        raise StoreError(
+            f"{folder}: its {MANIFEST} is that of another store, {store.key}: folders or manifests were mixed up; move "
+            f"it back to its own folder, or remove {folder} to build the store anew"
+        )
+    return store
 
 
 @dataclass(frozen=True)

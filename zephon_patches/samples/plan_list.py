@@ -26,6 +26,7 @@ from zephon_patches.keys import canonical_json, fingerprint
 from zephon_patches.samples.pieces import Plan
 from zephon_patches.samples.plan_file import PLANNERS, ensure_plan, lengths_of, open_plan, plan_checksum, plan_path
 from zephon_patches.store.atomic import write_atomic
+from zephon_patches.store.content import read_whole
 from zephon_patches.store.manifest import Manifest
 from zephon_patches.store.reader import TokenStore, open_mask
 
@@ -124,7 +125,7 @@ def read_list(store: PlannedStore, packing: str, seq_len: int) -> PlanList:
     """
     path = list_path(store.folder, packing, seq_len)
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_whole(path))
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,8 @@
 """Files that appear whole or not at all: written aside, flushed to the disk, then renamed.
 
 A temporary file has a name of its own (host, process, random), so builders do not meet in it, and ends in
-``.tmp``, so one that a killed process left behind is recognised.
+``.tmp``, so one that a killed process left behind is recognised. Permissions are those of any new file, by the umask:
+who may read the folder may read its stores, and a temporary file holds no more than they do.
 """
 
 import os
@@ -23,15 +24,16 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(
         f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
     )
-    try:
-        with open(temporary, "wb") as file:
+    with open(temporary, "xb") as file:  # never through a link that is there
+        try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+            file.close()
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
 
 

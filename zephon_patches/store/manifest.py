@@ -7,7 +7,6 @@ writes the same bytes. ``docs/store.md`` describes each field.
 
 import json
 import re
-import stat
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,12 +17,26 @@ import orjson
 
 from zephon_patches.errors import StoreError
 from zephon_patches.keys import canonical_json, fingerprint, fingerprint_of_json
+from zephon_patches.store.content import read_whole
 from zephon_patches.store.indexed import DTYPES
 
-__all__ = ["FORMAT", "MANIFEST", "FileRecord", "InputRange", "Manifest", "ShardRecord", "read_content", "shard_record"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "SPOTTED",
+    "FileRecord",
+    "InputRange",
+    "Manifest",
+    "ShardRecord",
+    "read_content",
+    "shard_record",
+]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+
+SPOTTED = ("bin", "idx", "mask")
+"""The files of a shard that are read in training"""
 
 _HASH = re.compile(rb'"hash":"([0-9a-f]{16})",')
 
@@ -73,6 +86,8 @@ class ShardRecord:
     """Records that were left out, by reason; absent in the file where there are none"""
     mask: str = ""
     """Hash of ``NAME.mask``; absent in the file where all tokens count as labels, and there is no such file"""
+    spots: dict[str, str] = field(default_factory=dict)
+    """Hash of the spots (``content.py``) of each file in ``SPOTTED``, where there is one; absent in old stores"""
 
     def to_dict(self) -> dict[str, Any]:
         """Its JSON form."""
@@ -81,6 +96,8 @@ class ShardRecord:
             del content["skipped"]
         if not self.mask:
             del content["mask"]
+        if not self.spots:
+            del content["spots"]
         return content
 
 
@@ -111,6 +128,12 @@ class Manifest:
         for shard in self.shards:
             counts.update(shard.skipped)
         return dict(sorted(counts.items()))
+
+    @property
+    def key(self) -> str:
+        """The name of the folder that a store with this recipe and these files is built in."""
+        files = fingerprint([[file.name, file.bytes] for file in self.files])
+        return f"{fingerprint(self.recipe)}-{files}"
 
     @property
     def data_fingerprint(self) -> str:
@@ -192,9 +215,7 @@ def read_content(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device, whose end would never come
-            raise StoreError(f"{path}: cannot be read (no regular file); remove {folder} to build the store anew")
-        data = path.read_bytes()
+        data = read_whole(path)
         as_written = _hash_as_written(data)
         content = _parsed(data) if as_written else json.loads(data)
     except FileNotFoundError:
@@ -258,6 +279,8 @@ def shard_record(entry: dict[str, Any]) -> ShardRecord:
         raise ValueError(f"shard {record!r:.200}")
     if not all(type(reason) is str and _is_count(count) for reason, count in record.skipped.items()):
         raise ValueError(f"skipped records {record.skipped!r:.200}")
+    if not all(kind in SPOTTED and type(spots) is str for kind, spots in record.spots.items()):
+        raise ValueError(f"spots {record.spots!r:.200}")
     for piece in record.ranges:
         counts = (piece.start, piece.stop, piece.records)
         place_is_known = type(piece.file) is int and piece.file >= -1

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from zephon_patches.store.content import spots_of
 from zephon_patches.store.indexed import HEADER, MAGIC, VERSION, code_of, index_bytes
 from zephon_patches.store.manifest import Manifest, ShardRecord
 
@@ -112,7 +113,14 @@ def _problem(path: Path, kind: str, size: int, shard: ShardRecord, dtype: np.dty
         return problem
     if kind == "idx" and (problem := _index_problem(path, shard, dtype)) is not None:
         return problem
-    return _checksum_problem(path, getattr(shard, kind), xxhash.xxh3_64(), 0, size)
+    if (problem := _checksum_problem(path, getattr(shard, kind), xxhash.xxh3_64(), 0, size)) is not None:
+        return problem
+    if kind in shard.spots:
+        with open(path, "rb") as file:
+            present = spots_of(file.fileno(), size)
+        if present != shard.spots[kind]:
+            return f"the checksum of its spots is {present}, the manifest's {shard.spots[kind]}"
+    return None
 
 
 def _index_problem(path: Path, shard: ShardRecord, dtype: np.dtype) -> str | None:

@@ -3,6 +3,7 @@
 The tokens go to the disk as they arrive; what is kept in memory is 20 bytes a document.
 """
 
+import os
 from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ import xxhash
 
 from zephon_patches.errors import StoreError
 from zephon_patches.store.atomic import atomic_file, write_atomic
+from zephon_patches.store.content import spots_of
 from zephon_patches.store.indexed import encode_index
 from zephon_patches.store.manifest import InputRange, ShardRecord
 
@@ -111,6 +113,7 @@ class ShardWriter:
         self._stack.close()
         write_atomic(self._folder / f"{self._name}.idx", index)
         write_atomic(self._folder / f"{self._name}.origin", origin)
+        kinds = [*(() if self._in_place else ("bin",)), "idx", *(() if self._mask_hash is None else ("mask",))]
         return ShardRecord(
             name=self._name,
             documents=self.documents,
@@ -121,4 +124,9 @@ class ShardWriter:
             ranges=ranges,
             skipped=skipped or {},
             mask="" if self._mask_hash is None else self._mask_hash.hexdigest(),
+            spots={kind: self._spots(kind) for kind in kinds},
         )
+
+    def _spots(self, kind: str) -> str:
+        with open(self._folder / f"{self._name}.{kind}", "rb") as file:
+            return spots_of(file.fileno(), os.fstat(file.fileno()).st_size)

@@ -3,17 +3,19 @@
 import logging
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
 
+from zephon_patches.errors import ConfigError
 from zephon_patches.loader.collate import Item
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import ORDER
 from zephon_patches.titan.agreement import told_by_first_rank
 from zephon_patches.trace.digest import Digest, row_digests
-from zephon_patches.trace.records import TraceWriter, as_ranges
+from zephon_patches.trace.records import FOLDER, TraceWriter, as_ranges
 
 __all__ = ["Tracing"]
 
@@ -30,6 +32,9 @@ class Tracing:
 
     Attributes:
         loss: Of the step under way, if it was logged.
+
+    Raises:
+        ConfigError: The traces cannot be begun.
     """
 
     def __init__(self, loader: Loader, dump_folder: str, step: int) -> None:
@@ -39,22 +44,26 @@ class Tracing:
         self.loss: float | None = None
         joined = dist.is_initialized()
         rank = dist.get_rank() if joined else loader.topology.dp_rank
-        self._writer: TraceWriter | None = TraceWriter(
-            Path(dump_folder),
-            {
-                "segment": told_by_first_rank("segment", _new_segment()),
-                "rank": rank,
-                "dp_rank": loader.topology.dp_rank,
-                "dp_size": loader.topology.dp_size,
-                "world_size": dist.get_world_size() if joined else loader.topology.dp_size,
-                "global_batch_size": loader.global_batch_size,
-                "local_batch_size": loader.local_batch_size,
-                "end": loader.end,
-                "order": loader.state_dict()[ORDER],
-                "step": step,
-                "cursor": loader.cursor,
-            },
-        )
+        header = {
+            "segment": told_by_first_rank("segment", _new_segment()),
+            "rank": rank,
+            "dp_rank": loader.topology.dp_rank,
+            "dp_size": loader.topology.dp_size,
+            "world_size": dist.get_world_size() if joined else loader.topology.dp_size,
+            "global_batch_size": loader.global_batch_size,
+            "local_batch_size": loader.local_batch_size,
+            "end": loader.end,
+            "order": loader.state_dict()[ORDER],
+            "step": step,
+            "cursor": loader.cursor,
+        }
+        try:
+            self._writer: TraceWriter | None = TraceWriter(Path(dump_folder), header)
+        except OSError as error:
+            raise ConfigError(
+                f"{Path(dump_folder) / FOLDER}: the trace of rank {rank} cannot be written ({error}); make room there, "
+                "set job.dump_folder to another folder, or data.trace = false"
+            ) from error
         loader.on_item = self._item
         if rank == 0:
             logger.info("data: each rank traces its steps in %s", self._writer.path.parent)
@@ -82,6 +91,8 @@ class Tracing:
             self._writer.write(line)
         except OSError as error:  # a full disk, say: no reason to stop a run, and the audit finds what is missing
             logger.error("data: the trace %s ends here, it cannot be written (%s)", self._writer.path, error)
+            with suppress(OSError):  # it tries once more to write the line
+                self._writer.close()
             self._writer = None
 
     def _item(self, item: Item) -> None:
