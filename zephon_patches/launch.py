@@ -2,12 +2,13 @@
 
     python -m zephon_patches.launch --nproc_per_node 2 -m zephon_patches.train --job.config_file my.toml
 
-Two things are other than torchrun's:
+Three things are other than torchrun's:
 
-- torchrun that gets a SIGTERM hands it on to its ranks, waits for them (``--shutdown-timeout``, 30 seconds) and ends with
-  status 1, whatever they ended with. Here it ends with 0 if all of them did, as they do after a checkpoint
+- torchrun that gets a SIGTERM hands it on to its ranks, waits for them (``--shutdown-timeout``, 30 seconds) and ends
+  with status 1, whatever they ended with. Here it ends with 0 if all of them did, as they do after a checkpoint
   (``data.on_preempt = "checkpoint"``). It first waits for the other machines, whose ranks end with these; else their
-  torchruns would wait 5 minutes for this one. Where lost machines are gone on without (``--max-restarts``) it does not.
+  torchruns would wait 5 minutes for this one. With ``--max-restarts`` it does not, as the others go on without it.
+- ``--shutdown-timeout`` counts also where torchrun ends its ranks to start them anew, since a machine joins.
 - The first machine of a meeting has the store that the ranks of all of them start with. torchrun keeps its address
   when machines meet again, so after the first machine's death the others would wait for a store that is gone. Here
   each meeting has a new one, rank 0's own.
@@ -17,11 +18,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed.launcher.api as launcher
 import torch.distributed.run as torchrun
+from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 
 __all__ = ["main"]
 
@@ -35,20 +38,24 @@ class _EndedWell(SignalException):
 class _Agent(LocalElasticAgent):
     """torchrun's keeper of the ranks of one machine."""
 
-    def run(self, role: str = "default") -> object:
+    def run(self, role: str = "default") -> Any:
         try:
             return super().run(role)
         except SignalException as error:
             if error.sigval != signal.SIGTERM or not self._ranks_ended_well():
                 raise
             if not self._worker_group.spec.max_restarts:
-                self._exit_barrier()
+                self._exit_barrier()  # type: ignore[no-untyped-call]
             # An exception, as torchrun's: with a result the meeting would be closed for the other machines.
             raise _EndedWell(str(error), error.sigval) from None
 
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        # torchrun's own waits for 30 seconds here, whatever is set.
+        self._shutdown(timeout=self._shutdown_timeout)
+
     def _ranks_ended_well(self) -> bool:
-        started = self._pcontext.subprocess_handlers.values() if self._pcontext else []
-        return bool(started) and all(handler.proc.poll() == 0 for handler in started)
+        ranks = self._pcontext.subprocess_handlers.values() if isinstance(self._pcontext, SubprocessContext) else []
+        return bool(ranks) and all(rank.proc.poll() == 0 for rank in ranks)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status, where torchrun raises nothing.
     """
     os.environ.setdefault(_OWN_STORE, "1")
-    launcher.LocalElasticAgent = _Agent
+    launcher.LocalElasticAgent = _Agent  # type: ignore[attr-defined]
     try:
         torchrun.main(argv)
     except _EndedWell as ended:
