@@ -10,7 +10,7 @@ Nothing is logged from the signal's handler: it may run in the middle of a write
 With several machines each has a torchrun, which decides by its own ranks what comes next. When a machine joins, every
 torchrun sends SIGTERM to its ranks, but not in the same second; one whose ranks had already ended with 0 would take
 the run for complete. So a rank that ends because another was asked to waits a little for a SIGTERM of its own. If none
-comes, the other machine leaves and this one stays: where torchrun may start ranks anew, they ask for it by their status.
+comes, the other machine leaves and this one stays: where torchrun may start ranks anew, their status asks for it.
 """
 
 import os
