@@ -14,17 +14,21 @@ Three things are other than torchrun's:
   each meeting has a new one, rank 0's own.
 """
 
+import inspect
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed.launcher.api as launcher
 import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
+
+from zephon_patches.errors import UpstreamError
 
 __all__ = ["main"]
 
@@ -66,7 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status, where torchrun raises nothing.
+
+    Raises:
+        UpstreamError: This torch's torchrun is built in another way.
     """
+    if "shutdown_timeout" not in inspect.signature(LocalElasticAgent.__init__).parameters:
+        raise UpstreamError(
+            f"torch {torch.__version__} has a torchrun without --shutdown-timeout, which zephon_patches.launch builds "
+            "on; install the version in constraints.txt, or start with torchrun itself"
+        )
     os.environ.setdefault(_OWN_STORE, "1")
     launcher.LocalElasticAgent = _Agent  # type: ignore[attr-defined]
     try:
