@@ -10,6 +10,10 @@
 #   TRAIN_FILE   module of the trainer           default: torchtitan.train
 #   COMM_MODE    fake_backend or local_tensor: one process plays NGPU ranks for one step, to try a config
 #   PYTHON       Python to install with          default: python3
+#   TORCH_ELASTIC_SHUTDOWN_TIMEOUT               default: 30
+#                seconds from a SIGTERM to the ranks' SIGKILL; a step and a checkpoint have to fit (docs/preemption.md)
+#
+# A SIGTERM goes on to all ranks, and the status is 0 if all of them end with 0, as with data.on_preempt = "checkpoint".
 #
 # Relative paths inside a config of this repository, and in the arguments given with it, start at the repository;
 # with any other config they start at the current folder.
@@ -70,7 +74,9 @@ if [ -n "${COMM_MODE:-}" ]; then
     exec "$python" -m "$train_file" --job.config_file "$config" "$@" "--comm.mode=$COMM_MODE" --training.steps 1
 fi
 
-exec "$python" -m torch.distributed.run \
+# It is torchrun, and ends with status 0 after a SIGTERM if its ranks did. Its process is this script's: signals reach it.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-30}
+exec "$python" -m zephon_patches.launch \
     --nproc_per_node "$NGPU" --rdzv_backend c10d --rdzv_endpoint localhost:0 \
     --local-ranks-filter "$LOG_RANK" --role rank --tee 3 \
     -m "$train_file" --job.config_file "$config" "$@"

@@ -28,10 +28,11 @@ HEIGHT = {
     "titan": 6,
     "cli": 6,
     "train": 6,
+    "launch": 6,
 }
 
 # What each part needs beyond numpy and the standard library is its own affair; these packages are not.
-MAY_IMPORT_TORCH = {"loader", "trace", "titan"}
+MAY_IMPORT_TORCH = {"loader", "trace", "titan", "launch"}
 MAY_IMPORT_TORCHTITAN = {"titan", "train"}
 ARITHMETIC = {"mapping", "order"}
 ARITHMETIC_IMPORTS = {

@@ -17,6 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS = [
     "run_train.sh",
     "scripts/elastic_demo.sh",
+    "scripts/elastic_nodes.sh",
     "scripts/install.sh",
     "scripts/num_gpus.sh",
     "scripts/multinode_trainer.slurm",
@@ -305,11 +306,25 @@ def train(setting):
 def test_a_plain_start_trains_the_debug_model_on_two_cpu_processes(setting, train):
     demo, run = train()
     assert demo == "script scripts/make_demo_data.py"
-    assert "-m torch.distributed.run --nproc_per_node 2 " in run
+    assert "-m zephon_patches.launch --nproc_per_node 2 " in run
     assert "--rdzv_backend c10d --rdzv_endpoint localhost:0 --local-ranks-filter 0 --role rank --tee 3" in run
     assert f"-m torchtitan.train --job.config_file {setting.repo}/train_configs/llama3_debug.toml |" in run
     assert f"PYTHONPATH={setting.repo}" in run
     assert "OMP=4" in run, "8 cores for 2 processes"
+
+
+def test_it_becomes_the_process_that_starts_the_ranks(setting, train):
+    """So a signal to it, of any kind, is one to torchrun, and its status is torchrun's."""
+    setting.stub("python3", STUB.replace('note "run $*', 'note "run $$ $*'))
+    started = subprocess.Popen(["bash", str(setting.repo / "run_train.sh")], env=setting.environment)
+    assert started.wait(60) == 0
+    assert setting.calls("run")[-1].startswith(f"run {started.pid} -m zephon_patches.launch ")
+
+
+def test_the_time_that_ranks_have_to_end_is_set_and_can_be(setting, train):
+    setting.stub("python3", STUB.replace('note "run $*', 'note "run $TORCH_ELASTIC_SHUTDOWN_TIMEOUT $*'))
+    assert train()[-1].startswith("run 30 -m zephon_patches.launch ")
+    assert train(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="120")[-1].startswith("run 120 -m zephon_patches.launch ")
 
 
 def test_upstreams_variables_are_kept(train):
@@ -466,7 +481,7 @@ def test_a_slurm_job_starts_the_trainer_on_every_machine(setting, slurm):
     result = slurm("train_configs/qwen3_debug.toml", "--training.steps", "7", SLURM_RESTART_COUNT="2")
     assert result.returncode == 0, result.stderr
     (run,) = setting.calls("run")
-    assert "-m torch.distributed.run --nnodes 3 --nproc_per_node 4 --max_restarts 0 " in run
+    assert "-m zephon_patches.launch --nnodes 3 --nproc_per_node 4 --max_restarts 0 " in run
     assert "--rdzv_id 1234567-2 --rdzv_backend c10d --rdzv_endpoint node-7:24567 " in run
     assert "-m torchtitan.train --job.config_file train_configs/qwen3_debug.toml --training.steps 7 |" in run
     assert f"| in {setting.repo} |" in run and f"PYTHONPATH={setting.repo}" in run
@@ -499,7 +514,7 @@ def test_the_demo_trains_2_then_3_then_1_ranks_in_one_folder(setting):
     result = setting.run("scripts/elastic_demo.sh", "--training.local_batch_size", "3")
     assert result.returncode == 0, result.stderr
     *calls, comparison = setting.calls()
-    starts = [call for call in calls if "torch.distributed.run" in call]
+    starts = [call for call in calls if "zephon_patches.launch" in call]
     out = setting.repo / "outputs" / "elastic_demo"
     expected = [(2, "uninterrupted", 12), (2, "elastic", 4), (3, "elastic", 8), (1, "elastic", 12)]
     for start, (ranks, name, steps) in zip(starts, expected, strict=True):
@@ -524,9 +539,22 @@ def test_the_demo_uses_gpus_where_there_are_three(setting, gpus, on_cpu):
 
 def test_a_demo_run_that_fails_fails_the_demo_and_shows_its_log(setting):
     setting.has("torchtitan-zephon", "matplotlib")
-    result = setting.run("scripts/elastic_demo.sh", STUB_FAILS="torch.distributed.run")
+    result = setting.run("scripts/elastic_demo.sh", STUB_FAILS="zephon_patches.launch")
     assert result.returncode == 1
     assert "uninterrupted.log" in result.stderr
+
+
+# elastic_nodes.sh
+
+
+def test_elastic_nodes_gets_demo_data_and_the_arguments(setting):
+    setting.has("torchtitan-zephon")
+    result = setting.run("scripts/elastic_nodes.sh", "--out", "a b")
+    assert result.returncode == 0, result.stderr
+    assert setting.calls() == [
+        f"script {setting.repo}/scripts/make_demo_data.py",
+        f"script {setting.repo}/scripts/elastic_nodes.py --out a b",
+    ]
 
 
 # upstream_tests.sh, which needs the real Python: it imports the overlay

@@ -30,7 +30,12 @@ def config(path):
 
 
 def test_there_are_the_configs_that_the_readme_names():
-    assert [path.name for path in CONFIGS] == ["llama3_8b.toml", "llama3_debug.toml", "qwen3_debug.toml"]
+    assert [path.name for path in CONFIGS] == [
+        "llama3_8b.toml",
+        "llama3_debug.toml",
+        "llama3_elastic.toml",
+        "qwen3_debug.toml",
+    ]
 
 
 def test_every_data_setting_is_one_and_arrives(path, config):

@@ -19,7 +19,8 @@ from tests.corpora import D60, make_corpus
 from tests.resume import expected_stream
 from tests.titan.jobs import FakeTrainer, job
 from zephon_patches.errors import ConfigError
-from zephon_patches.titan.preemption import Preemption
+from zephon_patches.titan import preemption
+from zephon_patches.titan.preemption import STAYS, Preemption
 from zephon_patches.trace.entries import loader_keys, read_entries
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -99,6 +100,81 @@ def test_no_validation_comes_between(corpus, tmp_path):
     terminate()
     trainer.train_step()
     assert not trainer.job_config.validation.enable
+
+
+class Machines:
+    """This rank's machine is one of several, with a torchrun each; the other's rank may have had a SIGTERM."""
+
+    def __init__(self, monkeypatch) -> None:
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(preemption, "_APART_SECONDS", 0.5)
+        monkeypatch.setattr(FakeTrainer, "close", lambda trainer: trainer.checkpointer.close(), raising=False)
+
+    def are(self, number: int, restarts: int) -> None:
+        self._monkeypatch.setenv("GROUP_WORLD_SIZE", str(number))
+        self._monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(restarts))
+
+    def other_is_asked(self) -> None:
+        self._monkeypatch.setattr(Preemption, "asked_rank", lambda self: 7)
+
+
+@pytest.fixture
+def machines(monkeypatch):
+    return Machines(monkeypatch)
+
+
+def test_where_another_machine_leaves_the_ranks_save_and_ask_to_be_started_anew(
+    corpus, expected, tmp_path, log, machines
+):
+    machines.are(2, restarts=3)
+    config = watchful(corpus, tmp_path)
+    trainer = FakeTrainer(config).load()
+    machines.other_is_asked()
+    with pytest.raises(SystemExit) as ended:
+        trainer.train_step()
+    assert ended.value.code == STAYS
+    assert "data: this machine had no SIGTERM: its ranks end with status 75" in log.text
+    assert read_entries(tmp_path / "checkpoint" / "step-1", ["cursor"]) == {"cursor": 12}
+
+
+def test_it_does_so_before_the_first_step_too(corpus, tmp_path, machines):
+    machines.are(2, restarts=3)
+    trainer = FakeTrainer(watchful(corpus, tmp_path))
+    machines.other_is_asked()
+    with pytest.raises(SystemExit) as ended:
+        trainer.load()
+    assert ended.value.code == STAYS
+
+
+@pytest.mark.parametrize(
+    ("number", "restarts"), [pytest.param(1, 3, id="one machine"), pytest.param(2, 0, id="no restarts")]
+)
+def test_a_run_that_cannot_go_on_without_the_machine_ends_well(corpus, tmp_path, machines, number, restarts):
+    machines.are(number, restarts)
+    trainer = FakeTrainer(watchful(corpus, tmp_path)).load()
+    machines.other_is_asked()
+    trainer.train_step()
+    assert not going(trainer)
+
+
+def test_a_sigterm_that_comes_later_than_that_of_the_other_machine_ends_this_one_well(corpus, tmp_path, machines):
+    """As when a machine joins: torchruns tell their ranks one after the other, and none may end before it is told."""
+    machines.are(2, restarts=3)
+    trainer = FakeTrainer(watchful(corpus, tmp_path)).load()
+    machines.other_is_asked()
+    timer = threading.Timer(0.2, terminate)
+    timer.start()
+    begun = time.monotonic()
+    trainer.train_step()
+    timer.join()
+    assert not going(trainer)
+    assert time.monotonic() - begun >= 0.2, "it waited for its own"
+
+
+def test_an_ordinary_step_waits_for_nobody(corpus, tmp_path, machines, monkeypatch):
+    machines.are(2, restarts=3)
+    monkeypatch.setattr(Preemption, "machine_stays", lambda self: pytest.fail("asked"))
+    FakeTrainer(watchful(corpus, tmp_path, checkpoint__interval=1)).load().train(2)
 
 
 def test_a_signal_during_the_last_step_changes_nothing(corpus, tmp_path):

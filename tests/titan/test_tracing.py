@@ -235,6 +235,30 @@ def test_a_last_line_that_is_missing_is_a_fault_if_the_run_went_on_from_there(ru
     assert run.audit().faults == ["segment-1: step 4: no line of rank 1"]
 
 
+def test_a_last_line_that_is_missing_is_no_fault_if_the_step_was_trained_again(run):
+    """As when a machine dies: its ranks have no line of the step that others have completed."""
+    run.start(2, 4)
+    without_line(run.lines(1, 1), 4)
+    run.start(3, 3, checkpoint__load_step=2)
+    audit = run.audit()
+    assert audit.faults == []
+    assert audit.notes == ["segment-1: step 4: under way when the run stopped, or not written: no line of rank 1"]
+    assert (audit.steps, audit.samples, audit.segments[0].repeated) == (5, 60, 2)
+    without_line(run.lines(1, 1), 3)
+    assert run.audit().faults == ["segment-1: step 3: no line of rank 1"], "ranks are never two steps apart"
+
+
+def test_a_start_that_ended_before_its_first_step_needs_no_trace_of_every_rank(run):
+    run.start(2, 2)
+    run.start(3, 0)
+    run.lines(2, 1).unlink()
+    run.start(2, 2)
+    audit = run.audit()
+    assert audit.faults == []
+    assert audit.notes == ["segment-2: stopped before its first step: no trace of rank 1 yet"]
+    assert (audit.steps, audit.samples, audit.cursors) == (4, 48, (0, 48))
+
+
 def test_a_step_that_no_rank_has_written_is_found(run):
     run.start(2, 4)
     for rank in (0, 1):

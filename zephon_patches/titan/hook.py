@@ -17,7 +17,7 @@ from zephon_patches.errors import ConfigError, LoaderError, StateError
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import CURSOR, ORDER, read_state
 from zephon_patches.titan.metrics import DataMetrics, paragraph
-from zephon_patches.titan.preemption import Preemption
+from zephon_patches.titan.preemption import STAYS, Preemption
 from zephon_patches.titan.steps import set_steps
 from zephon_patches.titan.tracing import Tracing
 from zephon_patches.trace.entries import (
@@ -29,7 +29,7 @@ from zephon_patches.trace.entries import (
     read_entries,
 )
 
-__all__ = ["after_load", "after_step", "attach", "before_load"]
+__all__ = ["after_load", "after_save", "after_step", "attach", "before_load"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ def attach(manager: Any) -> None:
     """Prepares a manager and its trainer when they have been made."""
     loader, trainer = _loader_of(manager), manager.states.get(_TRAIN_STATE)
     manager.preemption = None
+    manager.preempted = False
     if loader is None:
         _refuse_another_loader(trainer)
         return
@@ -151,6 +152,7 @@ def after_load(manager: Any, loaded: bool) -> None:
     if (rank := _preempted(manager)) is not None:
         logger.warning("data: SIGTERM on rank %d before the first step: the run ends, with nothing new to save", rank)
         _end_behind(trainer, trainer.step)
+        _leave_if_machine_stays(manager)
 
 
 def after_step(manager: Any, step: int, last_step: bool) -> bool:
@@ -185,8 +187,15 @@ def after_step(manager: Any, step: int, last_step: bool) -> bool:
         )
         _end_behind(trainer, step)
         _save_in_full(manager)
+        manager.preempted = True
         return True
     return last_step
+
+
+def after_save(manager: Any) -> None:
+    """Behind what the manager saved in a step, or did not."""
+    if manager.preempted:
+        _leave_if_machine_stays(manager)
 
 
 def _preempted(manager: Any) -> int | None:
@@ -198,6 +207,22 @@ def _end_behind(trainer: Any, step: int) -> None:
     """Lets the trainer's loop end as it does behind the last step, without a validation in between."""
     trainer.job_config.training.steps = step
     trainer.job_config.validation.enable = False
+
+
+def _leave_if_machine_stays(manager: Any) -> None:
+    """Ends this rank so that torchrun starts it anew, if only other machines were asked to end.
+
+    Raises:
+        SystemExit: It does.
+    """
+    if manager.preemption.machine_stays():
+        logger.warning(
+            "data: this machine had no SIGTERM: its ranks end with status %d, to be started anew without the machine "
+            "that had one",
+            STAYS,
+        )
+        manager.states[_TRAIN_STATE].close()
+        raise SystemExit(STAYS)
 
 
 def _save_in_full(manager: Any) -> None:

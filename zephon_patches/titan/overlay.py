@@ -145,7 +145,9 @@ def hook_checkpoints(manager_cls: Any) -> None:
     def save(self: Any, curr_step: int, last_step: bool = False) -> Any:
         from zephon_patches.titan import hook
 
-        return upstream_save(self, curr_step, last_step=hook.after_step(self, curr_step, last_step))
+        saved = upstream_save(self, curr_step, last_step=hook.after_step(self, curr_step, last_step))
+        hook.after_save(self)
+        return saved
 
     @functools.wraps(upstream_load)
     def load(self: Any, *args: Any, **kwargs: Any) -> Any:

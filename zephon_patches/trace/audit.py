@@ -74,7 +74,10 @@ def audit_run(run: Path, view: DataView) -> Audit:
     segments, audit = read_run(run), Audit()
     final = history(segments)
     for number, segment in enumerate(segments):
-        checker = _Segment(segment, view, number == len(segments) - 1)
+        # Killed in its last step, a segment may have the lines of some ranks only; that step is not the run's, or the
+        # last of all.
+        last_is_kept = final.get(segment.last_step) is segment and number < len(segments) - 1
+        checker = _Segment(segment, view, last_is_kept)
         checker.check()
         head, last = segment.header, segment.last_step
         own = range(head["step"] + 1, last + 1)
@@ -136,8 +139,8 @@ def _check_joints(segments: Sequence[Segment], audit: Audit) -> None:
 class _Segment:
     """Checks one segment by itself."""
 
-    def __init__(self, segment: Segment, view: DataView, is_last: bool) -> None:
-        self._segment, self._view, self._is_last = segment, view, is_last
+    def __init__(self, segment: Segment, view: DataView, last_is_kept: bool) -> None:
+        self._segment, self._view, self._last_is_kept = segment, view, last_is_kept
         self._head = segment.header
         order = json.loads(self._head["order"])
         self._order = order
@@ -162,7 +165,9 @@ class _Segment:
             if rank.torn:
                 self.notes.append(f"rank {rank.header['rank']}: killed while it wrote a line, which is left out")
         missing = set(range(head["world_size"])) - {rank.header["rank"] for rank in self._segment.ranks}
-        if missing:
+        if missing and self._segment.last_step == head["step"]:
+            self.notes.append(f"stopped before its first step: no trace of rank {_listed(missing)} yet")
+        elif missing:
             self.faults.append(f"no trace of rank {_listed(missing)} of {head['world_size']}")
         if self.faults and any(rank.header["dp_size"] != head["dp_size"] for rank in self._segment.ranks):
             return
@@ -196,7 +201,7 @@ class _Segment:
             if found:
                 lines[rank.header["rank"]] = found[0]
         if absent := [r.header["rank"] for r in self._segment.ranks if r.header["rank"] not in lines]:
-            if is_last and self._is_last and len(absent) < len(self._segment.ranks):
+            if is_last and not self._last_is_kept and len(absent) < len(self._segment.ranks):
                 self.notes.append(
                     f"step {step:,}: under way when the run stopped, or not written: no line of rank {_listed(absent)}"
                 )
