@@ -57,13 +57,19 @@ def samples_of_documents(
     packing: str,
     positions: bool = False,
     mask_boundaries: bool = False,
+    counting: Sequence[Sequence[bool]] | None = None,
 ) -> list[Sample]:
-    """The samples of a shard in any packing, with all that they may hold."""
+    """The samples of a shard in any packing, with all that they may hold.
+
+    Args:
+        counting: Of each document, which of its tokens count as labels; None if all do. Not with ``concat``.
+    """
     if packing != "concat":
-        pieces = cut(documents, seq_len)
-        rows = best_fit(pieces, seq_len) if packing == "best_fit" else [[piece] for piece in pieces]
         stream = [token for tokens in documents for token in tokens]
-        samples = [sample_of_pieces(stream, row, seq_len) for row in rows]
+        counts = [True] * len(stream) if counting is None else [count for of in counting for count in of]
+        pieces = [p for p in cut(documents, seq_len) if any(counts[p.first + 1 : p.first + p.tokens])]
+        rows = best_fit(pieces, seq_len) if packing == "best_fit" else [[piece] for piece in pieces]
+        samples = [sample_of_pieces(stream, counts, row, seq_len) for row in rows]
         runs = [[piece.tokens - 1 for piece in row] for row in rows]
     else:
         samples, runs = [], []
@@ -119,9 +125,10 @@ def best_fit(pieces: Sequence[Piece], seq_len: int) -> list[list[Piece]]:
     return [sorted(row) for row in rows]
 
 
-def sample_of_pieces(stream: Sequence[int], pieces: Sequence[Piece], seq_len: int) -> Sample:
-    """Pairs of neighbours inside each piece, then padding."""
-    pairs = [pair for _, first, tokens in pieces for pair in itertools.pairwise(stream[first : first + tokens])]
+def sample_of_pieces(stream: Sequence[int], counts: Sequence[bool], pieces: Sequence[Piece], seq_len: int) -> Sample:
+    """Pairs of neighbours inside each piece, then padding; labels that do not count are left out of the loss."""
+    labels = [token if count else IGNORE for token, count in zip(stream, counts, strict=True)]
+    pairs = [(stream[i], labels[i + 1]) for _, first, tokens in pieces for i in range(first, first + tokens - 1)]
     missing = seq_len - len(pairs)
     return Sample((*(a for a, _ in pairs), *[PAD] * missing), (*(b for _, b in pairs), *[IGNORE] * missing))
 
@@ -185,6 +192,7 @@ class Stream:
     Args:
         shards: The tokens of each shard.
         holds: In place of ``concat``, settings of ``samples_of_documents``; then each shard is its documents.
+        counting: With ``holds``, of each shard what ``samples_of_documents`` takes.
     """
 
     def __init__(
@@ -195,11 +203,15 @@ class Stream:
         seed: int = 0,
         shuffle_shards: int = 256,
         holds: dict | None = None,
+        counting: Sequence[Sequence[Sequence[bool]]] | None = None,
     ) -> None:
-        self._samples = [
-            samples_of_shard(shard, seq_len) if holds is None else samples_of_documents(shard, seq_len, **holds)
-            for shard in shards
-        ]
+        if holds is None:
+            self._samples = [samples_of_shard(shard, seq_len) for shard in shards]
+        else:
+            self._samples = [
+                samples_of_documents(shard, seq_len, **holds, counting=counts)
+                for shard, counts in zip(shards, counting or [None] * len(shards), strict=True)
+            ]
         self._settings = (name, [len(samples) for samples in self._samples], seed, shuffle_shards)
         self._orders: dict[int, list[tuple[int, int]]] = {}
         self.epoch_samples = sum(len(samples) for samples in self._samples)
