@@ -186,7 +186,9 @@ def test_each_extra_is_added_to_those_that_are_there(setting):
 def test_an_active_environment_without_the_tests_tools_does_not_do_for_the_tests(setting):
     setting.has("torchtitan-zephon", "pytest")
     assert setting.run("scripts/install.sh", "dev").stdout == f"{setting.venv_python}\n"
-    setting.has("torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff")
+    setting.has(
+        "torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"
+    )
     assert setting.run("scripts/install.sh", "dev").stdout == f"{setting.bin}/python3\n"
 
 
@@ -399,7 +401,9 @@ def test_help_runs_in_one_process_and_makes_nothing(train, spelling):
 
 @pytest.fixture
 def tools(setting):
-    setting.has("torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff")
+    setting.has(
+        "torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"
+    )
     return setting
 
 
