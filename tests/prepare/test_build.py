@@ -1154,7 +1154,7 @@ def test_torchtitans_registry_reads_a_local_folder_without_network(mixed):
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert ended.returncode == 0, ended.stderr
         store = TokenStore(Path(re.search(r"^store (.*)", ended.stdout, re.M).group(1)))

@@ -22,8 +22,8 @@ ORDER = {
 
 
 def of_rank(rank: int, folder: str, descriptions: list[str], delays: list[float]) -> None:
-    # A collective would give up after two seconds.
-    dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+    # A collective would give up after three seconds.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=3))
     time.sleep(delays[rank])
     result = "agreed"
     try:
@@ -55,7 +55,7 @@ def test_a_rank_with_other_data_is_refused_with_both_machines_and_the_difference
 
 def test_a_rank_that_is_late_is_waited_for_longer_than_a_collective_would(tmp_path):
     description = describe_order(ORDER, 12)
-    assert run(tmp_path, [description] * 2, [0, 4]) == ["agreed", "agreed"]
+    assert run(tmp_path, [description] * 2, [0, 5]) == ["agreed", "agreed"]
 
 
 def test_without_a_process_group_there_is_nothing_to_agree_on():
