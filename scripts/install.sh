@@ -22,7 +22,7 @@ fail() { say "$@"; exit 1; }
 
 case $extra in
     "") tools=() ;;
-    dev) tools=(hatchling hypothesis mypy pytest pytest-timeout ruff) ;;
+    dev) tools=(hatchling hypothesis mypy pytest pytest-timeout pytest-xdist ruff) ;;
     plot) tools=(matplotlib) ;;
     *) fail "unknown extra '$extra': expected 'dev', 'plot' or nothing" ;;
 esac

@@ -2,8 +2,11 @@
 # Checks everything: style, types, tests. Installs what that needs into ./.venv at the first start.
 #
 #   scripts/test.sh                       everything; later checks run although an earlier one fails
-#   scripts/test.sh tests/order -k seed   arguments go to pytest, and only pytest runs
+#   scripts/test.sh tests/order -k seed   arguments go to pytest, and only pytest runs, in one process
 #   scripts/test.sh -m slow -s            tests that take minutes each, which are left out otherwise
+#
+# Without arguments the tests run in several processes, a file of tests in one of them: as many as there are cores, up to
+# 4, since many tests start processes themselves. PYTEST_XDIST_AUTO_NUM_WORKERS=1 is another number.
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -26,7 +29,8 @@ check() {
 check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "mypy" mypy
-check "pytest" pytest
+# By the order of the names, which has long files early, and short ones last.
+check "pytest" pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2
     exit 1

@@ -1,7 +1,13 @@
 """Settings of all tests."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Before torch is imported, and for the processes that tests start, too. What tests compute is small: with a thread for
+# each core in each of several processes, they wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Time is not tested, and a fixture's store may serve all examples of a property.
 settings.register_profile(

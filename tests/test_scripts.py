@@ -187,7 +187,9 @@ def test_each_extra_is_added_to_those_that_are_there(setting):
 def test_an_active_environment_without_the_tests_tools_does_not_do_for_the_tests(setting):
     setting.has("torchtitan-zephon", "pytest")
     assert setting.run("scripts/install.sh", "dev").stdout == f"{setting.venv_python}\n"
-    setting.has("torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "ruff")
+    setting.has(
+        "torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"
+    )
     assert setting.run("scripts/install.sh", "dev").stdout == f"{setting.bin}/python3\n"
 
 
@@ -414,7 +416,9 @@ def test_help_runs_in_one_process_and_makes_nothing(train, spelling):
 
 @pytest.fixture
 def tools(setting):
-    setting.has("torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "ruff")
+    setting.has(
+        "torchtitan-zephon", "hatchling", "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"
+    )
     return setting
 
 
@@ -425,7 +429,7 @@ def test_the_test_script_checks_style_types_and_tests(tools, tmp_path):
         "run -m ruff check .",
         "run -m ruff format --check .",
         "run -m mypy",
-        "run -m pytest",
+        "run -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder",
     ]
     assert all(f"in {tools.repo} |" in call and f"PYTHONPATH={tools.repo}" in call for call in calls)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.corpora import D240, Corpus, documents, make_corpus, write_jsonl, write_tokenizer
+from tests.ranks import run_ranks
 from tests.resume import Place, Run, builder, check_steps, expected_stream, rows_of
 from zephon_patches import DataConfig, SourceConfig, build_loader
 from zephon_patches.errors import StateError
@@ -78,9 +78,7 @@ def ranks_of_a_checkpoint(rank: int, folder: str, meeting: str) -> None:
 def test_saved_by_4_processes_it_loads_at_4_and_at_2(corpus, expected, tmp_path):
     """D01: real processes with gloo; every rank stands at 84."""
     next(iter(builder(corpus)(Place(1, 12), 0)))  # builds the store
-    torch.multiprocessing.start_processes(
-        ranks_of_a_checkpoint, (str(corpus.folder), str(tmp_path / "run")), nprocs=4, start_method="spawn"
-    )
+    run_ranks(ranks_of_a_checkpoint, 4, str(corpus.folder), str(tmp_path / "run"))
     for size in (4, 2):
         for rank in range(size):
             cursor, keys, rows = json.loads((tmp_path / f"run-{size}-{rank}.json").read_text())

@@ -56,7 +56,7 @@ def test_h02_no_rank_reads_a_store_before_it_is_finished(tmp_path):
     """H02: four processes at once with a slow builder, several rounds."""
     folder = write_mixed(tmp_path)
     whole = None
-    for _ in range(5):
+    for _ in range(3):
         ranks = [process(folder, 0.01) for _ in range(4)]
         outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0] * 4, outputs

@@ -4,9 +4,12 @@
 
 Every batch of documents takes SECONDS more (or never ends: inf), and batches are small. When it is ready to begin it
 says so, and begins when it is told a line. At the end it says how many units it built. With KILL_AT the process kills
-itself there: moment 2k is right before its k-th rename, moment 2k + 1 right after it.
+itself there: moment 2k is right before its k-th rename, moment 2k + 1 right after it. With KILL_AT "each" it forks a
+builder for each moment from 0 on, with a cache of its own (CACHE-0, CACHE-1, ...), until one ends by itself, and prints
+how each ended.
 """
 
+import itertools
 import logging
 import os
 import signal
@@ -34,8 +37,20 @@ def kill_at(moment: int) -> None:
     os.replace = counted
 
 
-def main() -> None:
-    texts, tokenizer, cache, shard_bytes, seconds, one_per_machine, *moment = sys.argv[1:]
+def at_each_moment(cache: str, *arguments: str) -> None:
+    for moment in itertools.count():
+        if (child := os.fork()) == 0:
+            build_store(arguments[0], arguments[1], f"{cache}-{moment}", *arguments[2:], str(moment))
+            return
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print("moment", moment, "ended with", ended, flush=True)
+        if ended != -signal.SIGKILL:
+            return
+
+
+def build_store(
+    texts: str, tokenizer: str, cache: str, shard_bytes: str, seconds: str, one_per_machine: str, *moment: str
+) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     encoding._BATCH_DOCUMENTS = 4
     progress._PROGRESS_SECONDS = progress._REPORT_SECONDS = builder._REPORT_SECONDS = 0.05
@@ -64,4 +79,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[-1] == "each":
+        texts, tokenizer, cache, *others = sys.argv[1:-1]
+        at_each_moment(cache, texts, tokenizer, *others)
+    else:
+        build_store(*sys.argv[1:])

@@ -71,7 +71,7 @@ def process(
     folder: Path,
     seconds: float,
     cache: str = "cache",
-    moment: int | None = None,
+    moment: int | str | None = None,
     one_per_machine: bool = False,
     begin: bool = True,
 ) -> subprocess.Popen:

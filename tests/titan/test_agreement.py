@@ -1,15 +1,12 @@
 """Ranks meet before they train, in real gloo groups of two processes."""
 
 import json
-import os
 import time
-import traceback
 from datetime import timedelta
 
-import pytest
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
+from tests.ranks import run_ranks
 from zephon_patches.loader.state import describe_order
 from zephon_patches.titan.agreement import agree_on_order, others_learn_of_failure
 
@@ -24,10 +21,9 @@ ORDER = {
 }
 
 
-def of_rank(rank: int, size: int, port: int, folder: str, descriptions: list[str], delays: list[float]) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    # A collective would give up after two seconds.
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=2))
+def of_rank(rank: int, folder: str, descriptions: list[str], delays: list[float]) -> None:
+    # A collective would give up after three seconds.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=3))
     time.sleep(delays[rank])
     result = "agreed"
     try:
@@ -36,36 +32,19 @@ def of_rank(rank: int, size: int, port: int, folder: str, descriptions: list[str
         agree_on_order("validation")
     except Exception as error:
         result = f"{type(error).__name__}: {error}"
-    try:
-        with open(f"{folder}/{rank}", "w") as file:
-            file.write(result)
-    except Exception:
-        traceback.print_exc()
-    # The first process holds the store, which the others may still be asking.
-    deadline = time.monotonic() + 60
-    while rank == 0 and len(os.listdir(folder)) < size and time.monotonic() < deadline:
-        time.sleep(0.05)
+    with open(f"{folder}/{rank}", "w") as file:
+        file.write(result)
 
 
-def run(tmp_path, free_port: int, descriptions: list[str], delays: list[float]) -> list[str]:
-    size = len(descriptions)
-    multiprocessing.spawn(of_rank, (size, free_port, str(tmp_path), descriptions, delays), nprocs=size)
-    return [(tmp_path / str(rank)).read_text() for rank in range(size)]
+def run(tmp_path, descriptions: list[str], delays: list[float]) -> list[str]:
+    run_ranks(of_rank, len(descriptions), str(tmp_path), descriptions, delays)
+    return [(tmp_path / str(rank)).read_text() for rank in range(len(descriptions))]
 
 
-@pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def test_a_rank_with_other_data_is_refused_with_both_machines_and_the_difference(tmp_path, free_port):
+def test_a_rank_with_other_data_is_refused_with_both_machines_and_the_difference(tmp_path):
     other = json.loads(json.dumps(ORDER))
     other["sources"][0] |= {"tokens": 2000, "data": "e" * 16}
-    results = run(tmp_path, free_port, [describe_order(ORDER, 12), describe_order(other, 12)], [0, 0])
+    results = run(tmp_path, [describe_order(ORDER, 12), describe_order(other, 12)], [0, 0])
     assert results[0].startswith("StoreError: another rank could not open its data: rank 1 on ")
     assert "the ranks have different data" in results[0]
     assert results[1].startswith("StoreError: the ranks have different data")
@@ -74,9 +53,9 @@ def test_a_rank_with_other_data_is_refused_with_both_machines_and_the_difference
     assert "fingerprint" not in results[1]
 
 
-def test_a_rank_that_is_late_is_waited_for_longer_than_a_collective_would(tmp_path, free_port):
+def test_a_rank_that_is_late_is_waited_for_longer_than_a_collective_would(tmp_path):
     description = describe_order(ORDER, 12)
-    assert run(tmp_path, free_port, [description] * 2, [0, 5]) == ["agreed", "agreed"]
+    assert run(tmp_path, [description] * 2, [0, 5]) == ["agreed", "agreed"]
 
 
 def test_without_a_process_group_there_is_nothing_to_agree_on():

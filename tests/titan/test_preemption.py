@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 from tests.corpora import D60, make_corpus
+from tests.ranks import Meeting, run_ranks
 from tests.resume import expected_stream
 from tests.titan.jobs import FakeTrainer, job
 from zephon_patches.errors import ConfigError
@@ -256,19 +255,12 @@ def test_outside_the_main_thread_it_is_refused(corpus, tmp_path):
 # Several ranks
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def of_rank(rank: int, size: int, port: int, folder: str, asked: dict[int, int]) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=size)
+def of_rank(rank: int, folder: str, asked: list[int]) -> None:
+    dist.init_process_group("gloo")
     preemption = Preemption()
     answers = []
     for step in range(4):
-        if asked.get(rank) == step:
+        if asked[rank] == step:
             terminate()
         answers.append(preemption.asked_rank())
     (Path(folder) / str(rank)).write_text(json.dumps(answers))
@@ -276,7 +268,7 @@ def of_rank(rank: int, size: int, port: int, folder: str, asked: dict[int, int])
 
 
 def test_all_ranks_give_the_same_answer_at_the_same_step(tmp_path):
-    multiprocessing.spawn(of_rank, (2, free_port(), str(tmp_path), {0: 1, 1: 3}), nprocs=2)
+    run_ranks(of_rank, 2, str(tmp_path), [1, 3])
     expected = [None, 0, 0, 1]  # at step 1 rank 0 had one, at step 3 rank 1 had one, too
     assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [expected] * 2
 
@@ -321,7 +313,7 @@ class Trainer:
         self.temporary = folder / f"{name}-tmp"
         self.temporary.mkdir()
         self.log = folder / f"{name}.log"
-        rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        self.meeting = Meeting()
         arguments = ["--job.config_file", str(config), "--job.dump_folder", str(folder)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -329,8 +321,9 @@ class Trainer:
                 cwd=REPOSITORY,
                 env={
                     **os.environ,
-                    **rank,
-                    "MASTER_PORT": str(free_port()),
+                    **self.meeting.environment(1),
+                    "RANK": "0",
+                    "LOCAL_RANK": "0",
                     "PYTHONPATH": str(REPOSITORY),
                     "RECORD_FOLDER": str(self.record.parent),
                     "TMPDIR": str(self.temporary),
