@@ -131,7 +131,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from zephon_patches.prepare.build import Building, build_part, check_input, look_at, open_or_build, tokenizer_for
+    from zephon_patches.prepare.build import Building, build_part, look_at, open_or_build
+    from zephon_patches.prepare.finding import check_input, tokenizer_for
     from zephon_patches.prepare.inputs import make_input
     from zephon_patches.prepare.tokenizers import TextTokenizer
     from zephon_patches.store.reader import TokenStore
