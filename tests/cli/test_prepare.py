@@ -339,8 +339,8 @@ def test_the_help_has_a_line_to_run_for_each_way(capsys):
 def test_the_repository_s_own_configs_are_read(path):
     # Whether their texts are here is another matter.
     parser = argparse.ArgumentParser()
-    command.add_to(parser.add_subparsers())
-    data, tokenizer, _ = command._settings(parser.parse_args(["prepare", "--config", str(path)]))
+    command.add_to(parser)
+    data, tokenizer, _ = command._settings(parser.parse_args(["--config", str(path)]))
     assert data.sources and tokenizer
 
 

@@ -23,7 +23,7 @@ from tests.prepare.stores import (
 )
 from tests.prepare.test_build import Counted, read_until, store_folder, unit_inodes
 from zephon_patches.errors import ConfigError, InputError, StoreError
-from zephon_patches.prepare import build, builder
+from zephon_patches.prepare import builder, finding
 from zephon_patches.prepare.build import Building, build_part, look_at, open_or_build
 from zephon_patches.prepare.builder import Builder, Part
 from zephon_patches.prepare.progress import Standing
@@ -47,7 +47,7 @@ def quick(monkeypatch):
 
 def builder_of(folder: Path, cache: str = "cache", part: Part | None = None, tokenizer=None) -> Builder:
     source, tokenizer = file_input(folder), tokenizer or TextTokenizer(folder / "tokenizer")
-    where, recipe = build._find(source, tokenizer, folder / cache, SHARD_BYTES)
+    where, recipe = finding.locate(source, tokenizer, folder / cache, SHARD_BYTES)
     where.mkdir(parents=True, exist_ok=True)
     return Builder(source, tokenizer, where, recipe, part=part or Part(0, 1))
 

@@ -18,12 +18,14 @@ from tests.resume import Place, check_every_stop
 from zephon_patches import DataConfig, SourceConfig, build_loader
 from zephon_patches.cli.__main__ import main
 from zephon_patches.errors import ConfigError, InputError
-from zephon_patches.prepare.build import open_or_build, tokenizer_for
+from zephon_patches.prepare.build import open_or_build
 from zephon_patches.prepare.builder import Builder
-from zephon_patches.prepare.chat import ChatTemplate, Rendered
+from zephon_patches.prepare.chat import ChatTemplate
 from zephon_patches.prepare.encoding import _inside
+from zephon_patches.prepare.finding import tokenizer_for
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.readers import BadRecord
+from zephon_patches.prepare.rendered import Rendered
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.prepare.unfinished import Unfinished
 from zephon_patches.samples.sequence import IGNORE_INDEX

@@ -16,8 +16,9 @@ from tests.prepare.stores import documents_of, file_input
 from zephon_patches import SourceConfig
 from zephon_patches.cli.__main__ import main
 from zephon_patches.errors import ConfigError, InputError
-from zephon_patches.prepare.build import open_or_build, tokenizer_for
+from zephon_patches.prepare.build import open_or_build
 from zephon_patches.prepare.encoding import Encoder
+from zephon_patches.prepare.finding import tokenizer_for
 from zephon_patches.prepare.readers import Reading, _rows
 from zephon_patches.prepare.repair import rebuild_command
 from zephon_patches.prepare.tokenizers import TextTokenizer

@@ -24,7 +24,8 @@ from zephon_patches.cli.__main__ import main
 from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.keys import canonical_json, fingerprint
 from zephon_patches.prepare import megatron
-from zephon_patches.prepare.build import open_or_build, tokenizer_for
+from zephon_patches.prepare.build import open_or_build
+from zephon_patches.prepare.finding import tokenizer_for
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.repair import rebuild_command
 from zephon_patches.prepare.tokenizers import TextTokenizer

@@ -23,7 +23,7 @@ from tests.prepare.stores import (
 )
 from tests.prepare.test_build import open_records, records_input
 from zephon_patches.errors import InputError
-from zephon_patches.prepare import build, parallel
+from zephon_patches.prepare import finding, parallel
 from zephon_patches.prepare.build import Building, open_or_build
 from zephon_patches.prepare.builder import Builder
 from zephon_patches.prepare.tokenizers import TextTokenizer
@@ -141,7 +141,7 @@ def test_one_unit_or_an_input_that_cannot_be_sent_has_no_workers(mixed, monkeypa
 
 def test_a_job_is_small_and_its_tokenizer_is_read_anew_and_compared(mixed):
     tokenizer = TextTokenizer(mixed / "tokenizer").with_ends(None, False, "here")
-    folder, recipe = build._find(file_input(mixed), tokenizer, mixed / "cache", SHARD_BYTES)
+    folder, recipe = finding.locate(file_input(mixed), tokenizer, mixed / "cache", SHARD_BYTES)
     builder = Builder(file_input(mixed), tokenizer, folder, recipe)
     data = pickle.dumps(builder.job())
     assert len(data) < 4000

@@ -10,25 +10,17 @@ The exit status is 0 if no fault was found, else 1.
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from zephon_patches.cli.options import add_config, add_json, print_json
 from zephon_patches.cli.table import aligned
-from zephon_patches.trace.audit import audit_run
-from zephon_patches.trace.view import DataView
 from zephon_patches.training_config import read_training_config
 
 __all__ = ["add_to"]
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser(
-        "audit",
-        help="prove from a run's traces that it trained on what the order says",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.description = __doc__
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="the run's job.dump_folder")
     add_config(parser)
     add_json(parser)
@@ -36,6 +28,9 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from zephon_patches.trace.audit import audit_run
+    from zephon_patches.trace.view import DataView
+
     audit = audit_run(arguments.run_folder, DataView(read_training_config(arguments.config)))
     if arguments.json:
         print_json(asdict(audit))

@@ -11,26 +11,23 @@ and without --epochs, the epoch that each source is in there and the next one ar
 
 import argparse
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zephon_patches.cli.options import add_config, add_json, add_place, part_in_words, print_json, step_of
 from zephon_patches.cli.options import interval as parse_interval
 from zephon_patches.cli.table import aligned
 from zephon_patches.errors import ConfigError
-from zephon_patches.trace.view import DataView, Occurrence
 from zephon_patches.training_config import read_training_config
+
+if TYPE_CHECKING:
+    from zephon_patches.trace.view import DataView, Occurrence
 
 __all__ = ["add_to"]
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser(
-        "find",
-        help="the samples that a document is in, and when they come",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.description = __doc__
     add_config(parser)
     parser.add_argument("--document", metavar="FILE:RECORD", required=True, help="a record of an input file, from 0")
     parser.add_argument("--source", metavar="NAME", help="the source it is of, where several have such a file")
@@ -49,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     file, colon, record = arguments.document.rpartition(":")
     if not (colon and file and record.replace(",", "").isdecimal()):
         raise ConfigError(f"--document {arguments.document}: expected FILE:RECORD, such as part-0003.jsonl:17")
+    from zephon_patches.trace.view import DataView
+
     view = DataView(read_training_config(arguments.config))
     if arguments.source is not None and arguments.source not in view.names:
         raise ConfigError(f"--source {arguments.source}: the sources are {', '.join(view.names)}")
@@ -85,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _cursor(view: DataView, arguments: argparse.Namespace) -> tuple[int | None, str]:
+def _cursor(view: "DataView", arguments: argparse.Namespace) -> tuple[int | None, str]:
     """What tells before from after, and where it is from."""
     if arguments.cursor is not None:
         if arguments.step is not None or arguments.checkpoint is not None or arguments.run is not None:
@@ -106,7 +105,7 @@ def _cursor(view: DataView, arguments: argparse.Namespace) -> tuple[int | None, 
     return None, ""
 
 
-def _table(found: list[Occurrence], cursor: int | None) -> str:
+def _table(found: "list[Occurrence]", cursor: int | None) -> str:
     header = ["n", *(["when"] if cursor is not None else []), "source", "epoch", "shard", "sample", "file", "record"]
     header.append("tokens")
     rows = []

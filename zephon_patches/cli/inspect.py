@@ -15,20 +15,14 @@ from typing import Any
 
 from zephon_patches.cli.options import add_config, add_json, print_json
 from zephon_patches.cli.table import aligned
-from zephon_patches.trace.view import DataView
 from zephon_patches.training_config import read_training_config
 
 __all__ = ["add_to"]
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser(
-        "inspect",
-        help="where a checkpoint stands in the data, and whether a run could go on from it",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.description = __doc__
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="its folder, with .metadata in it")
     add_config(parser, required=False)
     add_json(parser)
@@ -39,7 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
     from zephon_patches.trace.checkpoint import compare, read_checkpoint  # needs torch, the other commands do not
 
     contents = read_checkpoint(arguments.checkpoint)
-    view = None if arguments.config is None else DataView(read_training_config(arguments.config))
+    view = None
+    if arguments.config is not None:
+        from zephon_patches.trace.view import DataView
+
+        view = DataView(read_training_config(arguments.config))
     verdict = None if view is None else compare(contents, view)
     if arguments.json:
         print_json(

@@ -1,15 +1,20 @@
-"""Options that several commands have, and the ways they print."""
+"""Options that several commands have, and the ways they print.
+
+What a command does its work with, it imports when it runs: its options and their help are there at once.
+"""
 
 import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zephon_patches.config import MAX_NUMBER
 from zephon_patches.errors import ConfigError
-from zephon_patches.trace.steps import Basis, Step, basis_of_config, numbers_of_step
-from zephon_patches.trace.view import DataView, Part
+
+if TYPE_CHECKING:
+    from zephon_patches.trace.steps import Basis, Step
+    from zephon_patches.trace.view import DataView, Part
 
 __all__ = [
     "add_config",
@@ -74,16 +79,18 @@ def interval(text: str, what: str = "--at") -> tuple[int, int]:
     return start, stop
 
 
-def basis_of(view: DataView, arguments: argparse.Namespace) -> Basis:
+def basis_of(view: "DataView", arguments: argparse.Namespace) -> "Basis":
     """What steps are counted from: a checkpoint, or the config's fixed size."""
     if arguments.checkpoint is None:
+        from zephon_patches.trace.steps import basis_of_config
+
         return basis_of_config(view)
     from zephon_patches.trace.checkpoint import basis_of_checkpoint  # needs torch
 
     return basis_of_checkpoint(view, arguments.checkpoint)
 
 
-def step_of(view: DataView, step: int, arguments: argparse.Namespace) -> Step:
+def step_of(view: "DataView", step: int, arguments: argparse.Namespace) -> "Step":
     """A step by what the arguments say that it is counted from."""
     if arguments.run is not None and arguments.checkpoint is not None:
         raise ConfigError("give --run or --checkpoint, not both")
@@ -91,6 +98,8 @@ def step_of(view: DataView, step: int, arguments: argparse.Namespace) -> Step:
         from zephon_patches.trace.records import step_of_run
 
         return step_of_run(arguments.run, step)
+    from zephon_patches.trace.steps import numbers_of_step
+
     return numbers_of_step(view, step, basis_of(view, arguments))
 
 
@@ -98,7 +107,7 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, ensure_ascii=False, indent=1))
 
 
-def part_in_words(part: Part) -> list[str]:
+def part_in_words(part: "Part") -> list[str]:
     """File, record and tokens of a part, for a table."""
     return [part.file or "-", f"{part.record:,}", f"{part.start:,}:{part.stop:,} of {part.tokens:,}"]
 

@@ -8,7 +8,6 @@ are read by nobody, so they are not listed. Padding rows are not listed either.
 
 import argparse
 from itertools import groupby
-from typing import Any
 
 from zephon_patches.cli.options import (
     add_config,
@@ -22,21 +21,14 @@ from zephon_patches.cli.options import (
 )
 from zephon_patches.cli.table import aligned
 from zephon_patches.errors import ConfigError
-from zephon_patches.trace.steps import deal, steps_over
-from zephon_patches.trace.view import DataView
 from zephon_patches.training_config import read_training_config
 
 __all__ = ["add_to"]
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser(
-        "order",
-        help="which rank reads which samples, in which micro-batch",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.description = __doc__
     add_config(parser)
     add_numbers(parser)
     parser.add_argument("--dp", metavar="D", type=int, required=True, help="number of data-parallel ranks")
@@ -47,6 +39,9 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from zephon_patches.trace.steps import deal, steps_over
+    from zephon_patches.trace.view import DataView
+
     view = DataView(read_training_config(arguments.config))
     if arguments.step is not None:
         step = step_of(view, arguments.step, arguments)

@@ -8,22 +8,15 @@ needs data.trace = true; drawing needs matplotlib: pip install 'torchtitan-zepho
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from zephon_patches.errors import ConfigError
-from zephon_patches.trace.plot import plot_run
 
 __all__ = ["add_to"]
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser(
-        "plot",
-        help="draw loss, data waiting time and mixture of a run over its samples",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.description = __doc__
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="the run's job.dump_folder")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, required=True, help="the picture: .png, .svg, .pdf"
@@ -35,6 +28,8 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.window < 1:
         raise ConfigError(f"--window {arguments.window}: expected at least 1 step")
+    from zephon_patches.trace.plot import plot_run
+
     plot_run(arguments.run_folder, arguments.output, arguments.window)
     print(f"drawn in {arguments.output}")
     return 0

@@ -14,9 +14,7 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, get_args
 
 from zephon_patches.cli.table import aligned
 from zephon_patches.config import (
@@ -29,23 +27,13 @@ from zephon_patches.config import (
     data_config_from_table,
 )
 from zephon_patches.errors import ConfigError, StoreError
-from zephon_patches.loader.plans import open_plans
-from zephon_patches.prepare.build import (
-    Building,
-    Outlook,
-    build_part,
-    check_input,
-    look_at,
-    open_or_build,
-    tokenizer_for,
-)
-from zephon_patches.prepare.builder import Part
-from zephon_patches.prepare.inputs import make_input
-from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.samples.plan_list import PlanList
-from zephon_patches.store.indexed import HEADER, index_bytes
-from zephon_patches.store.reader import TokenStore
 from zephon_patches.training_config import read_toml, table_of
+
+if TYPE_CHECKING:
+    from zephon_patches.prepare.build import Outlook
+    from zephon_patches.prepare.builder import Part
+    from zephon_patches.samples.plan_list import PlanList
+    from zephon_patches.store.reader import TokenStore
 
 __all__ = ["add_to"]
 
@@ -83,14 +71,9 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser(
-        "prepare",
-        help="tokenize sources ahead of time",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.description = __doc__
     parser.add_argument("--config", type=Path, help="training config (TOML); all its sources are prepared")
     parser.add_argument("--source", metavar="NAME=PATH", action=_Once, help="one source, in place of a config")
     parser.add_argument("--text-field", help="its field or column with the text (text)")
@@ -148,6 +131,12 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from zephon_patches.prepare.build import Building, build_part, look_at, open_or_build
+    from zephon_patches.prepare.finding import check_input, tokenizer_for
+    from zephon_patches.prepare.inputs import make_input
+    from zephon_patches.prepare.tokenizers import TextTokenizer
+    from zephon_patches.store.reader import TokenStore
+
     data, tokenizer, seq_lens = _settings(arguments)
     workers = arguments.workers
     if workers is not None and not 1 <= workers <= _MAX_WORKERS:
@@ -188,12 +177,16 @@ def run(arguments: argparse.Namespace) -> int:
     if stores:
         print(_summary_table(stores))
     if stores and data.packing != "concat" and (arguments.config or arguments.packing):
+        from zephon_patches.loader.plans import open_plans
+
         plans = [open_plans(store, name, data.packing, seq_lens[role]) for name, role, store in stores]
         print(_plans_table(stores, plans))
     return 0
 
 
-def _part(text: str) -> Part:
+def _part(text: str) -> "Part":
+    from zephon_patches.prepare.builder import Part
+
     index, slash, count = text.partition("/")
     numbers = slash and index.isdecimal() and count.isdecimal() and max(len(index), len(count)) <= _MAX_PART_DIGITS
     if not (numbers and int(index) < int(count)):
@@ -201,7 +194,7 @@ def _part(text: str) -> Part:
     return Part(int(index), int(count))
 
 
-def _summary_table(stores: list[tuple[str, str, TokenStore]]) -> str:
+def _summary_table(stores: "list[tuple[str, str, TokenStore]]") -> str:
     """What the stores hold; validation sources have no share of the training data."""
     header = ["source", "role", "documents", "tokens", "mean", "largest", "share", "shards", "skipped", "folder"]
     total = sum(store.num_tokens for _, role, store in stores if role == "training")
@@ -225,7 +218,7 @@ def _summary_table(stores: list[tuple[str, str, TokenStore]]) -> str:
     return aligned(header, rows, left=("source", "role", "skipped", "folder"))
 
 
-def _plans_table(stores: list[tuple[str, str, TokenStore]], plans: list[PlanList]) -> str:
+def _plans_table(stores: "list[tuple[str, str, TokenStore]]", plans: "list[PlanList]") -> str:
     """What the packing makes of the stores: documents left out are those without a label."""
     header = ["source", "role", "packing", "seq_len", "samples", "fill", "left out"]
     rows = [
@@ -243,12 +236,16 @@ def _plans_table(stores: list[tuple[str, str, TokenStore]], plans: list[PlanList
     return aligned(header, rows, left=("source", "role", "packing"))
 
 
-def _largest_document(store: TokenStore) -> int:
+def _largest_document(store: "TokenStore") -> int:
     """Tokens of the longest document; reads 4 bytes a document, from the indexes.
 
     Raises:
         StoreError: An index is missing or cut off.
     """
+    import numpy as np
+
+    from zephon_patches.store.indexed import HEADER, index_bytes
+
     largest = 0
     for shard in store.manifest.shards:
         path = store.folder / f"{shard.name}.idx"
@@ -264,7 +261,7 @@ def _largest_document(store: TokenStore) -> int:
     return largest
 
 
-def _plan_table(names: list[str], outlooks: list[Outlook]) -> str:
+def _plan_table(names: list[str], outlooks: "list[Outlook]") -> str:
     """What would be built."""
     header = ["source", "store", "units done", "units", "input MB", "left MB", "minutes", "folder"]
     rows = []

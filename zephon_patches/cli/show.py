@@ -14,7 +14,7 @@ A record is counted from 0 in its file: the line less 1, or the row. Tokens are 
 
 import argparse
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zephon_patches.cli.options import (
     add_config,
@@ -29,23 +29,20 @@ from zephon_patches.cli.options import (
 )
 from zephon_patches.cli.table import aligned
 from zephon_patches.errors import ConfigError
-from zephon_patches.trace.steps import Reading, Step, deal, steps_over
-from zephon_patches.trace.view import DataView, Sample
 from zephon_patches.training_config import read_training_config
+
+if TYPE_CHECKING:
+    from zephon_patches.trace.steps import Reading, Step
+    from zephon_patches.trace.view import Sample
 
 __all__ = ["add_to"]
 
 _TOKENS = 16
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser(
-        "show",
-        help="which samples and documents stand at a place of the order, or in a step",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.description = __doc__
     add_config(parser)
     add_numbers(parser)
     parser.add_argument("--dp", metavar="D", type=int, help="say who reads them on D data-parallel ranks")
@@ -67,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--rank goes with --dp, the number of data-parallel ranks")
     if arguments.text is not None and arguments.text < 1:
         raise ConfigError(f"--text {arguments.text}: expected a number of tokens, at least 1")
+    from zephon_patches.trace.steps import deal, steps_over
+    from zephon_patches.trace.view import DataView
+
     view = DataView(read_training_config(arguments.config))
     readings: list[Reading | None]
     if arguments.step is not None:
@@ -113,11 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _in_words(step: Step) -> str:
+def _in_words(step: "Step") -> str:
     return f"{len(step.numbers):,} samples, {intervals_in_words(step.numbers.tolist())}"
 
 
-def _as_json(sample: Sample, reading: Reading | None, text: str | None) -> dict[str, Any]:
+def _as_json(sample: "Sample", reading: "Reading | None", text: str | None) -> dict[str, Any]:
     content = asdict(sample)
     if reading is not None:
         content |= {"step": reading.step, "rank": reading.rank, "micro_batch": reading.micro_batch, "row": reading.row}
@@ -126,7 +126,7 @@ def _as_json(sample: Sample, reading: Reading | None, text: str | None) -> dict[
     return content
 
 
-def _table(samples: list[Sample], readings: list[Reading | None], texts: list[str | None]) -> str:
+def _table(samples: "list[Sample]", readings: "list[Reading | None]", texts: list[str | None]) -> str:
     dealt = any(reading is not None for reading in readings)
     with_text = any(text is not None for text in texts)
     header = ["step", "rank", "micro-batch", "row"] if dealt else []

@@ -10,25 +10,20 @@ with --repair it is 0 if all stores are sound or were taken apart.
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zephon_patches.errors import ConfigError, StoreError
-from zephon_patches.prepare.repair import rebuild_command, reopen_store
-from zephon_patches.samples.plan_list import damaged_plans
-from zephon_patches.store.manifest import MANIFEST, Manifest
-from zephon_patches.store.verify import verify_store
+
+if TYPE_CHECKING:
+    from zephon_patches.store.manifest import Manifest
+    from zephon_patches.store.verify import Damage
 
 __all__ = ["add_to"]
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser(
-        "verify",
-        help="check finished stores: sizes, structure, checksums",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.description = __doc__
     parser.add_argument("stores", metavar="STORE", nargs="+", type=Path, help="a store, or a cache folder of stores")
     parser.add_argument(
         "--repair",
@@ -54,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stores_at(path: Path) -> list[Path]:
+    from zephon_patches.store.manifest import MANIFEST
+
     if os.path.exists(path / MANIFEST) or not os.path.isdir(path):  # which bear any name, also one that is too long
         return [path]
     found = sorted(manifest.parent for pattern in ("*", "*/*") for manifest in path.glob(f"{pattern}/{MANIFEST}"))
@@ -61,8 +58,10 @@ def _stores_at(path: Path) -> list[Path]:
 
 
 def _verify(folder: Path, repair: bool, tokens_root: Path | None) -> bool:
+    from zephon_patches.store.manifest import Manifest
+
     try:
-        damages = reopen_store(folder) if repair else verify_store(folder, tokens_root)
+        damages = _damages(folder, repair, tokens_root)
         plans_are_sound = bool(damages) or _verify_plans(folder, repair)
         if not damages:
             manifest = Manifest.read(folder)
@@ -90,6 +89,8 @@ def _verify(folder: Path, repair: bool, tokens_root: Path | None) -> bool:
                 f"{folder}: {shards:,} damaged shards removed; the next zephon-data prepare or training run makes them"
             )
             return True
+        from zephon_patches.prepare.repair import rebuild_command
+
         command = rebuild_command(folder)
         print(f"{folder}: {shards:,} damaged shards; to make just them anew: {command}")
         if "TOKENIZER" in command:
@@ -101,8 +102,21 @@ def _verify(folder: Path, repair: bool, tokens_root: Path | None) -> bool:
     return False
 
 
+def _damages(folder: Path, repair: bool, tokens_root: Path | None) -> "list[Damage]":
+    """The damages of a store; with ``repair`` it is taken apart."""
+    if repair:
+        from zephon_patches.prepare.repair import reopen_store
+
+        return reopen_store(folder)
+    from zephon_patches.store.verify import verify_store
+
+    return verify_store(folder, tokens_root)
+
+
 def _verify_plans(folder: Path, repair: bool) -> bool:
     """Checks the plans of packings of a store that is sound otherwise; False if damage is left."""
+    from zephon_patches.samples.plan_list import damaged_plans
+
     damages = damaged_plans(folder)
     for path, problem in damages:
         print(f"{path}: {problem}")
@@ -114,6 +128,6 @@ def _verify_plans(folder: Path, repair: bool) -> bool:
     return repair or not damages
 
 
-def _names_of(manifest: Manifest) -> str:
+def _names_of(manifest: "Manifest") -> str:
     names = [file.name for file in manifest.files if file.name.endswith(".bin")]
     return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")

@@ -17,7 +17,8 @@ from zephon_patches.loader.state import describe_order
 from zephon_patches.loader.workers import Delivery
 from zephon_patches.mapping import Skips, Topology
 from zephon_patches.order.global_order import GlobalOrder
-from zephon_patches.prepare.build import Building, check_input, open_or_build, tokenizer_for
+from zephon_patches.prepare.build import Building, open_or_build
+from zephon_patches.prepare.finding import check_input, tokenizer_for
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.shards import Input
 from zephon_patches.prepare.tokenizers import TextTokenizer

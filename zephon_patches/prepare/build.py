@@ -1,9 +1,7 @@
-"""Builds the token store of a source, or finds the one that is there.
+"""Builds the token store of a source, or opens the one that is there (``finding.py`` says where).
 
-The store lies at ``cache_dir/<source>/<recipe>-<files>``: a hash of how texts become tokens, and one of the
-files' names and sizes. Neither holds an absolute path, so texts and stores may be moved. First the plan is
-written, then shard by shard, then the manifest that closes the store. A shard's record in ``units/`` marks it
-as finished, so a build goes on where a killed one stopped, and its bytes are the same as in one go.
+First the plan is written, then shard by shard, then the manifest that closes the store. A shard's record in ``units/``
+marks it as finished, so a build goes on where a killed one stopped, and its bytes are the same as in one go.
 
 Whoever comes while a store is not finished builds along (``builder.py``), also from other machines. They do not wait
 for each other in a collective, so a long build runs into no timeout of the process group.
@@ -12,37 +10,25 @@ for each other in a collective, so a long build runs into no timeout of the proc
 import logging
 import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from zephon_patches.config import DataConfig
-from zephon_patches.errors import ConfigError, InputError, StoreError
-from zephon_patches.keys import fingerprint
+from zephon_patches.errors import ConfigError, StoreError
 from zephon_patches.prepare import on_ray, parallel
 from zephon_patches.prepare.builder import Builder, Part, errors_explained
 from zephon_patches.prepare.estimate import estimated_minutes
+from zephon_patches.prepare.finding import checked_marker, locate, times_of
 from zephon_patches.prepare.progress import Progress, Standing
-from zephon_patches.prepare.shards import Input, finds
+from zephon_patches.prepare.shards import Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.prepare.unfinished import SKIPPED, Unfinished, Unit, held, taken
+from zephon_patches.prepare.unfinished import Unfinished, Unit, held, taken
 from zephon_patches.store.atomic import write_atomic
-from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, Manifest
+from zephon_patches.store.manifest import Manifest
 from zephon_patches.store.reader import TokenStore
 
-__all__ = [
-    "Building",
-    "Outlook",
-    "build_part",
-    "check_input",
-    "find_store",
-    "is_as_read",
-    "look_at",
-    "open_or_build",
-    "tokenizer_for",
-]
+__all__ = ["Building", "Outlook", "build_part", "look_at", "open_or_build"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +47,6 @@ class Building:
     """Whether the units are spread over a Ray cluster"""
     max_minutes: float | None = None
     """The longest build to begin, as far as it can be estimated, and the longest wait; None for any"""
-
-
-def tokenizer_for(source: Input, config: DataConfig, tokenizer: TextTokenizer) -> TextTokenizer:
-    """A tokenizer with BOS and EOS as a source wants them, or else the data's settings.
-
-    Raises:
-        ConfigError: The tokenizer lacks what is asked for.
-    """
-    add_bos = config.add_bos if source.add_bos is None else source.add_bos
-    add_eos = config.add_eos if source.add_eos is None else source.add_eos
-    return tokenizer.with_ends(add_bos, add_eos, f"source {source.name!r}")
 
 
 def open_or_build(
@@ -97,7 +72,7 @@ def open_or_build(
         InputError: The input is missing, or a record of it cannot be read.
         StoreError: A finished store is damaged, its input was edited since, or it cannot be built here.
     """
-    folder, recipe = _find(source, tokenizer, cache_dir, shard_bytes)
+    folder, recipe = locate(source, tokenizer, cache_dir, shard_bytes)
     if recipe is None:
         return _open(source, folder)
     builder = Builder(source, tokenizer, folder, recipe, building.max_minutes)
@@ -106,52 +81,6 @@ def open_or_build(
         time.sleep(_POLL_SECONDS)
     _finish(builder, building)
     return _open(source, folder)
-
-
-def check_input(source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shard_bytes: int) -> None:
-    """Whether a store could be opened or its build begun: of several sources, told before the first one is built.
-
-    Errors as ``open_or_build``.
-    """
-    _find(source, tokenizer, cache_dir, shard_bytes)
-
-
-def find_store(source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shard_bytes: int) -> Path:
-    """The folder of a source's finished store, for looking at it: nothing is built, compared or written.
-
-    Raises:
-        ConfigError, InputError: As ``open_or_build``.
-        StoreError: There is none; the message has the command that makes it.
-    """
-    if source.version is not None:  # else asking for the files might download them
-        recipe = {"format": FORMAT, "shard_bytes": shard_bytes, "tokenizer": tokenizer.identity, **source.recipe()}
-        parent = Path(cache_dir) / source.name
-        if (standing := _store_of_version(source, parent, fingerprint(recipe))) is not None:
-            return standing
-        folder = parent / f"{fingerprint(recipe)}-..."
-    else:
-        folder, found = _find(source, tokenizer, cache_dir, shard_bytes)
-        if found is None:
-            return folder
-        recipe = found
-    if not (folder / MANIFEST).exists():
-        builder = Builder(source, tokenizer, folder, recipe)
-        raise StoreError(
-            f"source {source.name!r}: {folder} is no finished store, and looking builds none. {builder.advice()}"
-        )
-    return folder
-
-
-def is_as_read(source: Input, folder: Path, files: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a source's files have the times they were read with, or were compared since, or are not here at all.
-
-    Args:
-        files: As in the manifest of the store.
-    """
-    if source.version is not None or not (source.has_files and source.files):
-        return True
-    times = [[file["name"], file["mtime_ns"]] for file in files]
-    return times == _times(source.files) or _checked_marker(source, folder).exists()
 
 
 def build_part(
@@ -167,7 +96,7 @@ def build_part(
     Returns:
         The store, if it is finished now, or how far it is.
     """
-    folder, recipe = _find(source, tokenizer, cache_dir, shard_bytes)
+    folder, recipe = locate(source, tokenizer, cache_dir, shard_bytes)
     if recipe is None:
         return _open(source, folder)
     builder = Builder(source, tokenizer, folder, recipe, building.max_minutes, part=part)
@@ -206,7 +135,7 @@ class Outlook:
 
 def look_at(source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shard_bytes: int) -> Outlook:
     """What building a store would do here; writes nothing. Errors as ``open_or_build``."""
-    folder, recipe = _find(source, tokenizer, cache_dir, shard_bytes)
+    folder, recipe = locate(source, tokenizer, cache_dir, shard_bytes)
     if recipe is None:
         return Outlook(folder, True, True, 0, 0, 0, 0, 0.0)
     builder = Builder(source, tokenizer, folder, recipe)
@@ -227,71 +156,12 @@ def look_at(source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shar
     return Outlook(folder, False, planned, len(units), done, sum(_sizes(source, units)), size, minutes)
 
 
-def _find(
-    source: Input, tokenizer: TextTokenizer, cache_dir: str | Path, shard_bytes: int
-) -> tuple[Path, dict[str, Any] | None]:
-    """The folder and the recipe of a source's store; no recipe for a finished store that needs no files."""
-    _check_apart(source, Path(cache_dir))
-    recipe = {"format": FORMAT, "shard_bytes": shard_bytes, "tokenizer": tokenizer.identity, **source.recipe()}
-    if "chat_field" in recipe:
-        recipe["chat_template"] = tokenizer.chat_template().identity
-    parent = Path(cache_dir) / source.name
-    if (standing := _store_of_version(source, parent, fingerprint(recipe))) is not None:
-        return standing, None
-    if source.has_files and not source.files:
-        return _only_store(source, parent, fingerprint(recipe)), None
-    files_key = fingerprint([[file.name, file.bytes] for file in source.files])
-    return parent / f"{fingerprint(recipe)}-{files_key}", recipe
-
-
-def _check_apart(source: Input, cache_dir: Path) -> None:
-    """Stores that lie where their source finds files would be taken for input at the next start."""
-    if not source.has_files:
-        return
-    names = [MANIFEST, "000000-000.bin", "000000-000.idx"]
-    if "on_bad_record" in source.recipe():
-        names.append(SKIPPED)
-    if any(finds(source.path, cache_dir / source.name / "recipe-files" / name) for name in names):
-        raise ConfigError(
-            f"data.cache_dir {cache_dir} lies in the folder of source {source.name!r}, {source.path}, so its files "
-            "would be read as texts; set one of them to another folder"
-        )
-
-
-def _store_of_version(source: Input, parent: Path, recipe_key: str) -> Path | None:
-    """A finished store of the version that a source would read; its files need not be here."""
-    if source.version is not None:
-        for path in sorted(parent.glob(f"{recipe_key}-*/{MANIFEST}")):
-            files = Manifest.read(path.parent).files
-            if files and all(file.name.startswith(f"{source.version}/") for file in files):
-                return path.parent
-    return None
-
-
-def _only_store(source: Input, parent: Path, recipe_key: str) -> Path:
-    """The one finished store of a source whose texts are gone."""
-    stores = sorted(path.parent for path in parent.glob(f"{recipe_key}-*/{MANIFEST}"))
-    missing, advice = source.missing()
-    if not stores:
-        raise InputError(
-            f"source {source.name!r}: {missing}, and {parent} has no finished store of it for this tokenizer and these "
-            f"settings; {advice}"
-        )
-    if len(stores) > 1:
-        raise InputError(
-            f"source {source.name!r}: {missing}, and there are {len(stores)} stores to choose "
-            f"from: {', '.join(map(str, stores))}; remove all but the one to use, or bring the files back"
-        )
-    logger.info("source %r: %s; using its store %s", source.name, missing, stores[0])
-    return stores[0]
-
-
 def _is_finished(source: Input, folder: Path) -> bool:
     """Whether a store is closed and its input is what it was built from, going by the files' times."""
     if not Unfinished(folder).is_closed():
         return False
-    times = _times(Manifest.read(folder).files)
-    return times == _times(source.files) or _checked_marker(source, folder).exists()
+    times = times_of(Manifest.read(folder).files)
+    return times == times_of(source.files) or checked_marker(source, folder).exists()
 
 
 def _finish(builder: Builder, building: Building) -> Standing | None:
@@ -402,15 +272,6 @@ def _sizes(source: Input, units: Sequence[Unit]) -> list[int]:
 # --- a finished store whose input has other times ---
 
 
-def _times(files: list[FileRecord]) -> list[list[Any]]:
-    return [[file.name, file.mtime_ns] for file in files]
-
-
-def _checked_marker(source: Input, folder: Path) -> Path:
-    """Exists where files with these times were found to have the right content."""
-    return folder / f"checked-{fingerprint(_times(source.files))}"
-
-
 def _check_content(source: Input, folder: Path) -> None:
     manifest = Manifest.read(folder)
     logger.info("source %r: its files have other times than when they were read; comparing", source.name)
@@ -421,6 +282,6 @@ def _check_content(source: Input, folder: Path) -> None:
             f"the old file back, or remove {folder} to build the store anew"
         )
     try:
-        write_atomic(_checked_marker(source, folder), b"")
+        write_atomic(checked_marker(source, folder), b"")
     except OSError:
         logger.info("source %r: unchanged, but %s cannot be written to keep that", source.name, folder)

@@ -25,9 +25,9 @@ from zephon_patches.errors import ConfigError, InputError, StoreError
 from zephon_patches.prepare.encoding import Encoder
 from zephon_patches.prepare.exactness import EngineDistrusted
 from zephon_patches.prepare.progress import Live, Standing
-from zephon_patches.prepare.shards import Input, shard_bytes_for
+from zephon_patches.prepare.shards import SKIPPED, Input, shard_bytes_for
 from zephon_patches.prepare.tokenizers import TextTokenizer
-from zephon_patches.prepare.unfinished import SKIPPED, Unfinished, Unit, held
+from zephon_patches.prepare.unfinished import Unfinished, Unit, held
 from zephon_patches.store.atomic import atomic_file, write_atomic
 from zephon_patches.store.indexed import dtype_for
 from zephon_patches.store.manifest import MANIFEST, Manifest, ShardRecord

@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -32,8 +32,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from zephon_patches.errors import InputError
 from zephon_patches.keys import fingerprint
 from zephon_patches.prepare.readers import BadRecord, has_lone_surrogate
+from zephon_patches.prepare.rendered import Rendered
 
-__all__ = ["ChatTemplate", "Rendered"]
+__all__ = ["ChatTemplate"]
 
 # Stand around what the assistant says while a text is rendered. Unicode promises that they are no characters.
 _BEGIN, _END = "\ufdd0", "\ufdd1"
@@ -42,14 +43,6 @@ _MARKS = re.compile(f"[{_BEGIN}{_END}]")
 _HAS_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _ASSISTANT = "assistant"
-
-
-class Rendered(NamedTuple):
-    """A conversation as a text."""
-
-    text: str
-    spans: list[tuple[int, int]]
-    """Where the assistant speaks: ascending half-open intervals of characters"""
 
 
 class ChatTemplate:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from zephon_patches.errors import InputError
-from zephon_patches.prepare.chat import Rendered
 from zephon_patches.prepare.exactness import (
     DISTRUSTED,
     EngineDistrusted,
@@ -23,6 +22,7 @@ from zephon_patches.prepare.exactness import (
     is_distrusted,
 )
 from zephon_patches.prepare.readers import BadRecord, Conversation
+from zephon_patches.prepare.rendered import Rendered
 from zephon_patches.prepare.shards import DocumentPiece, Piece
 from zephon_patches.prepare.tokenizers import TextTokenizer
 

@@ -43,6 +43,7 @@ from zephon_patches.prepare.readers import (
 from zephon_patches.store.manifest import FileRecord, InputRange
 
 __all__ = [
+    "SKIPPED",
     "Document",
     "DocumentPiece",
     "FileInput",
@@ -78,6 +79,9 @@ Document = str | np.ndarray | Conversation
 
 FoundFiles = tuple[Path, list[FileRecord]]
 """A folder, and the files of a source with names relative to it, in their order"""
+
+SKIPPED = "skipped.jsonl"
+"""In a store, where records that were left out are listed"""
 
 Skipped = tuple[int, int, str]
 """A record that was left out: the range's file, the record in the range, the reason"""

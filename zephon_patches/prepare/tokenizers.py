@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import orjson
@@ -27,11 +27,13 @@ from tokenizers import AddedToken, Tokenizer
 from zephon_patches.config import TokenizerEngine
 from zephon_patches.errors import ConfigError, InputError
 from zephon_patches.keys import fingerprint
-from zephon_patches.prepare.chat import ChatTemplate
 from zephon_patches.prepare.engines import Engine, FastokensEngine, TiktokenEngine, TokenizersEngine, UnsuitableEngine
 from zephon_patches.prepare.nasty import nasty_texts
 from zephon_patches.prepare.ranks import RANKS_CONFIG, Ranks, is_ranks_folder
 from zephon_patches.prepare.small_files import read_object
+
+if TYPE_CHECKING:
+    from zephon_patches.prepare.chat import ChatTemplate
 
 __all__ = ["TextTokenizer"]
 
@@ -233,7 +235,7 @@ class TextTokenizer:
             for each in encodings
         ]
 
-    def chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> "ChatTemplate":
         """The chat template beside the tokenizer, read once.
 
         Raises:
@@ -242,6 +244,8 @@ class TextTokenizer:
         if self._loaded.tokenizer is None:
             raise InputError(f"{self.folder}: conversations need a tokenizer.json and its chat template, not BPE ranks")
         if self._chat is None:
+            from zephon_patches.prepare.chat import ChatTemplate  # with a library that texts do not need
+
             self._chat = ChatTemplate(self.folder)
         return self._chat
 

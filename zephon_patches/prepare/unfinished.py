@@ -28,14 +28,14 @@ import numpy as np
 from zephon_patches.errors import StoreError
 from zephon_patches.keys import canonical_json, fingerprint
 from zephon_patches.prepare.exactness import is_distrusted
-from zephon_patches.prepare.shards import Skipped
+from zephon_patches.prepare.shards import SKIPPED, Skipped
 from zephon_patches.store.atomic import TEMPORARY_SUFFIX, write_atomic
 from zephon_patches.store.indexed import index_bytes
 from zephon_patches.store.manifest import MANIFEST, FileRecord, InputRange, ShardRecord, shard_record
 
-__all__ = ["PLAN", "SKIPPED", "UNITS", "Unfinished", "Unit", "file_lock", "held", "store_locked", "taken"]
+__all__ = ["PLAN", "UNITS", "Unfinished", "Unit", "file_lock", "held", "store_locked", "taken"]
 
-PLAN, UNITS, SKIPPED, PLAN_LOCK = "plan.json", "units", "skipped.jsonl", "plan.lock"
+PLAN, UNITS, PLAN_LOCK = "plan.json", "units", "plan.lock"
 
 # To remove what is left of a finished build; it does no harm if that is not done.
 _TIDY_SECONDS = 5.0

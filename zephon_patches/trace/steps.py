@@ -6,7 +6,7 @@ traces of the run.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from zephon_patches import mapping
 from zephon_patches.config import MAX_NUMBER
 from zephon_patches.errors import ConfigError
 from zephon_patches.mapping import Topology
-from zephon_patches.trace.view import DataView
+
+if TYPE_CHECKING:
+    from zephon_patches.trace.view import DataView
 
 __all__ = ["Basis", "Reading", "Step", "basis_of_config", "deal", "numbers_of_step", "steps_over"]
 
@@ -51,7 +53,7 @@ class Reading(NamedTuple):
     n: int
 
 
-def basis_of_config(view: DataView) -> Basis:
+def basis_of_config(view: "DataView") -> Basis:
     """The start of a run whose steps all have the size that the config fixes.
 
     Raises:
@@ -66,7 +68,7 @@ def basis_of_config(view: DataView) -> Basis:
     return Basis(0, initial, size, f"{size:,} samples a step from sample {initial:,} on (training.global_batch_size)")
 
 
-def numbers_of_step(view: DataView, step: int, basis: Basis) -> Step:
+def numbers_of_step(view: "DataView", step: int, basis: Basis) -> Step:
     """The numbers that a step behind a basis takes.
 
     Raises:
@@ -87,7 +89,7 @@ def numbers_of_step(view: DataView, step: int, basis: Basis) -> Step:
     return Step(step, view.skips.numbers(np.arange(first, last, dtype=np.int64)), size, basis.told_by)
 
 
-def steps_over(view: DataView, start: int, stop: int, basis: Basis) -> Iterator[Step]:
+def steps_over(view: "DataView", start: int, stop: int, basis: Basis) -> Iterator[Step]:
     """The steps that take any of the numbers ``[start, stop)``.
 
     Raises:

@@ -17,7 +17,7 @@ from zephon_patches.errors import InputError
 from zephon_patches.loader.assemble import describe_data, end_of, make_order, mixtures_of
 from zephon_patches.loader.state import describe_order
 from zephon_patches.mapping import Skips
-from zephon_patches.prepare.build import find_store, is_as_read, tokenizer_for
+from zephon_patches.prepare.finding import find_store, is_as_read, tokenizer_for
 from zephon_patches.prepare.inputs import make_input
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.samples.sequence import Sampling
