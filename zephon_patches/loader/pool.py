@@ -93,9 +93,10 @@ class WorkerPool:
                 for number in range(num_workers):
                     self._workers.append(_Worker(context, number, reader, pin_memory, timeout))
         except OSError as error:
+            started = len(self._workers)
             self.close()
             raise LoaderError(
-                f"worker {len(self._workers)} of {num_workers} cannot be started ({error}); lower the number of "
+                f"worker {started} of {num_workers} cannot be started ({error}); lower the number of "
                 "workers, in TorchTitan training.dataloader.num_workers"
             ) from error
         except BaseException:
@@ -281,8 +282,8 @@ class _Worker:
 
 
 _BEFORE_ITS_START = (
-    " before it could begin; what it printed stands above. With the start methods spawn and forkserver a script does its "
-    'work under `if __name__ == "__main__":`'
+    " before it could begin; what it printed stands above. With the start methods spawn and forkserver a script does "
+    'its work under `if __name__ == "__main__":`'
 )
 
 _BY_SIGNAL = {
