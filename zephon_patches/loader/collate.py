@@ -77,6 +77,11 @@ class MicroBatchReader:
         """Of each source."""
         return [store.num_documents for store in self._stores]
 
+    def name_of(self, source: int, shard: int) -> str:
+        """What a shard is called, for messages."""
+        store = self._stores[source]
+        return f"{store.folder.parent.name}, shard {store.record(shard).name} of {store.folder}"
+
     def data_changes(self, source: int, data: str) -> list[str]:
         """What has changed in a source since its data had another fingerprint, as far as the cache still knows."""
         store = self._stores[source]
