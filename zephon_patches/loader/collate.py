@@ -22,19 +22,15 @@ from zephon_patches.samples.sequence import CONCAT, IGNORE_INDEX, Sampling, fill
 from zephon_patches.store.history import file_changes, find_manifest
 from zephon_patches.store.reader import TokenStore
 
-__all__ = ["Buffers", "Item", "MicroBatchReader", "Row"]
+__all__ = ["Item", "MicroBatchReader", "Row"]
 
 # Shards whose plan a process keeps open, over all sources; the oldest one goes when there are as many.
 _MAX_PLANS = 4096
 
 Item = tuple[dict[str, torch.Tensor], torch.Tensor]
 
-Buffers = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""What an item's tensors lie in, as it goes from a worker to its parent, each number once: inputs, with one column more
-where labels is None, of which the labels are the later ones; labels; positions. int64, of ``rows`` rows."""
-
-Arrays = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
-"""The same"""
+# Inputs, labels and positions, as the item has them.
+_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 Row = tuple[int, int, int, bool]
 """Where one row of a micro-batch is read from: source, shard, sample; and whether it only fills up the micro-batch, so
@@ -95,35 +91,14 @@ class MicroBatchReader:
             ``{"input": int64 (rows, seq_len)}`` and labels of the same shape; ``positions`` too, of the same shape and
             type, where they are wanted. Inputs and labels may share memory.
         """
-        tokens, labels, positions = self._read(rows)
-        # Views by NumPy, which makes them in less time than torch does.
-        inputs = {"input": torch.from_numpy(tokens if labels is not None else tokens[:, :-1])}
+        inputs, labels, positions = self._read_packed(rows) if self._plans else self._read_concat(rows)
+        # From NumPy's arrays and views, which take less time to make than torch's.
+        tensors = {"input": torch.from_numpy(inputs)}
         if positions is not None:
-            inputs["positions"] = torch.from_numpy(positions)
-        return inputs, torch.from_numpy(tokens[:, 1:] if labels is None else labels)
+            tensors["positions"] = torch.from_numpy(positions)
+        return tensors, torch.from_numpy(labels)
 
-    def read_buffers(self, rows: Sequence[Row]) -> Buffers:
-        """What ``item`` makes the item of: in another process, or in other memory."""
-        tokens, labels, positions = self._read(rows)
-        return (
-            torch.from_numpy(tokens),
-            None if labels is None else torch.from_numpy(labels),
-            None if positions is None else torch.from_numpy(positions),
-        )
-
-    @staticmethod
-    def item(buffers: Buffers) -> Item:
-        """The item in buffers; copies nothing."""
-        tokens, labels, positions = buffers
-        inputs = {"input": tokens if labels is not None else tokens[:, :-1]}
-        if positions is not None:
-            inputs["positions"] = positions
-        return inputs, tokens[:, 1:] if labels is None else labels
-
-    def _read(self, rows: Sequence[Row]) -> Arrays:
-        return self._read_packed(rows) if self._plans else self._read_concat(rows)
-
-    def _read_concat(self, rows: Sequence[Row]) -> Arrays:
+    def _read_concat(self, rows: Sequence[Row]) -> _Arrays:
         # Inputs and labels are views of one buffer unless a label is masked: the trainer never writes to them, and it
         # saves half of the copying.
         seq_len, stores = self.seq_len, self._stores
@@ -135,20 +110,21 @@ class MicroBatchReader:
                 masked.append((i, 0))
             elif count != seq_len:
                 masked.append((i, count))
-        boundaries, wants_positions = self.sampling.mask_boundaries, self.sampling.positions
-        labels = tokens[:, 1:].copy() if masked or boundaries else None
-        positions = np.empty((len(rows), seq_len), dtype=np.int64) if wants_positions else None
-        if labels is not None:
+        boundaries = self.sampling.mask_boundaries
+        inputs, labels, positions = tokens[:, :-1], tokens[:, 1:], None
+        if masked or boundaries:
+            labels = labels.copy()
             for i, first in masked:
                 labels[i, first:] = IGNORE_INDEX
-        if boundaries or wants_positions:
+        if boundaries or self.sampling.positions:
+            positions = np.empty((len(rows), seq_len), dtype=np.int64) if self.sampling.positions else None
             for i, row in enumerate(rows):
                 starts, stop = self._document_starts(row)
-                if boundaries and labels is not None:
+                if boundaries:
                     mask_boundaries(labels[i], starts)
                 if positions is not None:
                     fill_positions(positions[i], [*starts.tolist(), stop])
-        return tokens if labels is None else tokens[:, :-1], labels, positions
+        return inputs, labels, positions
 
     def _document_starts(self, row: Row) -> tuple[np.ndarray, int]:
         """Where documents begin in a sample, and where its padding does, counted from its first token."""
@@ -157,7 +133,7 @@ class MicroBatchReader:
         first, stop = span(sample, self.seq_len, int(store.tokens_per_shard[shard]))
         return document_starts(store.pointers(shard), store.itemsize, first, stop), stop - first
 
-    def _read_packed(self, rows: Sequence[Row]) -> Arrays:
+    def _read_packed(self, rows: Sequence[Row]) -> _Arrays:
         inputs, labels = (np.empty((len(rows), self.seq_len), dtype=np.int64) for _ in range(2))
         samples = [(self._packed_shard(source, shard), sample) for source, shard, sample, _ in rows]
         fill_rows(inputs, labels, samples)

@@ -25,7 +25,7 @@ from zephon_patches.prepare.shards import Input
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.prepare.unfinished import Unfinished, Unit, held, taken
 from zephon_patches.store.atomic import write_atomic
-from zephon_patches.store.manifest import Manifest
+from zephon_patches.store.manifest import MANIFEST, Manifest
 from zephon_patches.store.reader import TokenStore
 
 __all__ = ["Building", "Outlook", "build_part", "look_at", "open_or_build"]
