@@ -41,7 +41,7 @@ SPOTTED = ("bin", "idx", "mask")
 _HASH = re.compile(rb'"hash":"([0-9a-f]{16})",')
 
 # A name is put behind the store's folder, so it must not lead out of it.
-_SHARD_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", re.ASCII)
+_SHARD_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,199}", re.ASCII)
 _DTYPES = [dtype.str for dtype in DTYPES.values()]
 _MAX_COUNT = 2**60  # no disk holds more; sizes in bytes still fit into 64 bits
 
@@ -265,6 +265,11 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MAX_COUNT
 
 
+def _is_hash(value: Any) -> bool:
+    """Whether it is a hash of a file, or empty."""
+    return type(value) is str and len(value) in (0, 16) and value.isascii()
+
+
 def shard_record(entry: dict[str, Any]) -> ShardRecord:
     """A shard's record from its JSON form.
 
@@ -275,11 +280,11 @@ def shard_record(entry: dict[str, Any]) -> ShardRecord:
     if not isinstance(record.name, str) or not _SHARD_NAME.fullmatch(record.name):
         raise ValueError(f"shard name {record.name!r:.60}")
     sums = (record.bin, record.idx, record.origin, record.mask)
-    if not (_is_count(record.documents) and _is_count(record.tokens) and all(type(x) is str for x in sums)):
+    if not (_is_count(record.documents) and _is_count(record.tokens) and all(map(_is_hash, sums))):
         raise ValueError(f"shard {record!r:.200}")
     if not all(type(reason) is str and _is_count(count) for reason, count in record.skipped.items()):
         raise ValueError(f"skipped records {record.skipped!r:.200}")
-    if not all(kind in SPOTTED and type(spots) is str for kind, spots in record.spots.items()):
+    if not all(kind in SPOTTED and _is_hash(spots) for kind, spots in record.spots.items()):
         raise ValueError(f"spots {record.spots!r:.200}")
     for piece in record.ranges:
         counts = (piece.start, piece.stop, piece.records)
