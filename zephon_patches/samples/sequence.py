@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zephon_patches.samples.chunking import span
+
 __all__ = ["CONCAT", "IGNORE_INDEX", "PAD_ID", "Sampling", "fill_row"]
 
 # The label that PyTorch's cross entropy leaves out of the loss.
@@ -40,13 +42,9 @@ def fill_row(row: np.ndarray, tokens: np.ndarray, sample: int) -> int:
     Returns:
         The number of labels that count, 1 to ``seq_len``; those behind them are padding.
     """
-    width = len(row)
-    start = sample * (width - 1)  # as ``chunking.span``
-    piece = tokens[start : start + width]
-    length = len(piece)
-    if length == width:
-        row[:] = piece
-    else:
-        row[:length] = piece
+    start, stop = span(sample, len(row) - 1, len(tokens))
+    length = stop - start
+    row[:length] = tokens[start:stop]
+    if length < len(row):
         row[length:] = PAD_ID
     return length - 1
