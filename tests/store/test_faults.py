@@ -288,7 +288,7 @@ def test_no_plan_is_made_from_another_shard_s_index(tmp_path):
 
 
 def test_stores_whose_folders_were_mixed_up_are_refused(corpus):
-    """Of the same texts, by another tokenizer: sizes and times of the texts do not tell them apart."""
+    """H05: of the same texts, by another tokenizer: sizes and times of the texts do not tell them apart."""
     one = store_of(corpus)
     tokenizer = corpus.tokenizer / "tokenizer.json"
     before = tokenizer.read_text()
