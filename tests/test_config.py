@@ -78,6 +78,7 @@ def test_a_wrong_table_names_file_place_and_allowed_keys(table, parts):
         ({"cache_dir": 3}, ["data.cache_dir", "3", "a string"]),
         ({"shuffle_shards": -1}, ["data.shuffle_shards", "-1"]),
         ({"shard_bytes": -5}, ["data.shard_bytes", "-5"]),
+        ({"verify": "sum"}, ["data.verify", "'sum'", "'size' or 'checksum'"]),
         ({"epochs": -1}, ["data.epochs", "-1", "0 for data without end"]),
         ({"epochs": 1.0}, ["data.epochs", "1.0", "an integer"]),
         ({"accept_change": 5}, ["data.accept_change", "5", "a string"]),

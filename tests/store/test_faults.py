@@ -166,6 +166,42 @@ def test_a_flipped_bit_anywhere_is_found_by_the_checksum(tmp_path, kind):
     assert read("checksum") is not None
 
 
+def test_of_a_hundred_random_faults_each_is_found(tmp_path):
+    """A bit flipped with the checksum; cut off at any place, and two shards swapped, with either."""
+    sizes = [60_000, 60_000, 60_000, 41_000]
+    shards = [noise(size, seed) for seed, size in enumerate(sizes)]
+    folder, chance = make_store(tmp_path / "s", shards), np.random.default_rng(1)
+    paths = [folder / f"{number:06d}-000.bin" for number in range(4)]
+    whole = [path.read_bytes() for path in paths]
+
+    def is_found(shard: int, verify: Verify) -> bool:
+        store = TokenStore(folder)
+        store.verify = verify
+        try:
+            store.tokens(shard)
+        except StoreError as error:
+            assert str(error).startswith(str(paths[shard]))
+            return True
+        return False
+
+    found = {"flipped": 0, "cut off": 0, "swapped": 0}
+    for number in range(100):
+        shard, verify = number % 4, BOTH[number // 4 % 2]
+        data = bytearray(whole[shard])
+        data[chance.integers(len(data))] ^= 1 << int(chance.integers(8))
+        paths[shard].write_bytes(data)
+        found["flipped"] += is_found(shard, "checksum")
+        paths[shard].write_bytes(whole[shard][: chance.integers(len(whole[shard]))])
+        found["cut off"] += is_found(shard, verify)
+        one, other = number % 3, (number + 1) % 3  # of equal size
+        paths[shard].write_bytes(whole[shard])
+        paths[one].write_bytes(whole[other])
+        found["swapped"] += is_found(one, verify)
+        paths[one].write_bytes(whole[one])
+        assert not is_found(shard, verify)
+    assert found == {"flipped": 100, "cut off": 100, "swapped": 100}
+
+
 def test_bits_flipped_anywhere_never_reach_the_trainer_with_the_checksum(corpus, expected):
     """Also in worker processes; other shards' samples come until then."""
     path = store_of(corpus) / "000003-000.bin"
@@ -288,7 +324,7 @@ def test_no_plan_is_made_from_another_shard_s_index(tmp_path):
 
 
 def test_stores_whose_folders_were_mixed_up_are_refused(corpus):
-    """Of the same texts, by another tokenizer: sizes and times of the texts do not tell them apart."""
+    """H05: of the same texts, by another tokenizer: sizes and times of the texts do not tell them apart."""
     one = store_of(corpus)
     tokenizer = corpus.tokenizer / "tokenizer.json"
     before = tokenizer.read_text()

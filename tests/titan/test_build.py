@@ -21,7 +21,7 @@ from torchtitan.hf_datasets import DatasetConfig, text_datasets
 from torchtitan.protocols import train_spec
 from torchtitan.protocols.train_spec import get_train_spec
 from zephon_patches import SourceConfig
-from zephon_patches.errors import ConfigError, InputError, MappingError
+from zephon_patches.errors import ConfigError, InputError, MappingError, StoreError
 from zephon_patches.loader.evaluation import EvaluationLoader
 from zephon_patches.loader.loader import Loader
 from zephon_patches.titan import build
@@ -424,3 +424,19 @@ def test_a_registered_data_set_whose_folder_is_gone_is_served_by_its_store(tmp_p
 
 def text_of(record):
     return record["text"]
+
+
+def test_how_much_of_a_store_is_compared_is_a_setting_of_training_and_validation(tmp_path):
+    corpus = make_corpus(tmp_path, D60)
+    (corpus.texts / "long.jsonl").write_text(json.dumps({"text": " ".join(words(0, 3) * 10_000)}) + "\n")
+    config = job(corpus, data__validation_sources=[SourceConfig("held", str(corpus.texts))])
+    training(config), validation(config)
+    for path in corpus.folder.glob("cache/*/*/*.bin"):
+        with open(path, "r+b") as file:  # between the pages that are compared otherwise
+            file.seek(5000)
+            file.write(b"\xff")
+    config = changed(config, training__global_batch_size=1, training__local_batch_size=1)
+    for make in (training, validation):
+        next(iter(make(config)))
+        with pytest.raises(StoreError, match=r"000000-000\.bin: damaged"):
+            next(iter(make(changed(config, data__verify="checksum"))))

@@ -277,6 +277,49 @@ def test_a_torn_last_line_is_told_and_no_fault(run):
     assert "segment-1: rank 1: line 2 cannot be read" in run.audit().faults
 
 
+VALUES = [
+    None,
+    True,
+    -1,
+    2**61,
+    10**40,
+    1.5,
+    float("nan"),
+    "",
+    "x",
+    [],
+    [1],
+    [[0]],
+    [[5, 3]],
+    [[0, 2**59]],
+    {},
+    {"a": 1},
+]
+
+
+def test_any_value_in_a_trace_is_a_fault_or_an_error_of_ours(run):
+    run.start(2, 2)
+    path, view = run.lines(1, 1), view_of(run.config())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    named = 0
+    for number, line in enumerate(lines[:2]):
+        for key in line:
+            for value in VALUES:
+                changed = [*lines[:number], {**line, key: value}, *lines[number + 1 :]]
+                path.write_text("".join(json.dumps(each) + "\n" for each in changed))
+                try:
+                    named += bool(audit_run(run.folder, view).faults)
+                except StateError as error:
+                    named += "rank-00001.jsonl: its first line is not what this version writes" in str(error)
+    known = {"segment", "sources", "wait", "loss"}  # what is told and not compared
+    assert (
+        named >= sum(len(line.keys() - known) for line in lines[:2]) * len(VALUES) - 2
+    )  # an end, and a rank, of None or 1
+    path.write_bytes(b"[" * 100_000 + b"\n")
+    with pytest.raises(StateError, match="its first line is not what this version writes"):
+        audit_run(run.folder, view)
+
+
 def test_a_line_that_is_there_twice_is_found(run):
     run.start(2, 3)
     path = run.lines(1, 0)

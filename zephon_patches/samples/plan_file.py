@@ -38,7 +38,7 @@ from zephon_patches.store.atomic import atomic_file
 from zephon_patches.store.indexed import HEADER as INDEX_HEADER
 from zephon_patches.store.indexed import index_bytes
 from zephon_patches.store.manifest import ShardRecord
-from zephon_patches.store.reader import hash_index, map_file, open_mask
+from zephon_patches.store.reader import compare_index, map_file, open_mask
 
 __all__ = ["PLANNERS", "ensure_plan", "key_of", "lengths_of", "open_plan", "plan_checksum", "plan_path", "write_plan"]
 
@@ -73,7 +73,7 @@ def ensure_plan(folder: Path, shard: ShardRecord, packing: str, seq_len: int) ->
         return open_plan(folder, shard, packing, seq_len)
     except StoreError:
         pass
-    hash_index(folder, shard)  # a plan of another shard's documents would stand for this one's from now on
+    compare_index(folder, shard)  # a plan of another shard's documents would stand for this one's from now on
     lengths = lengths_of(folder, shard)
     try:
         plan = PLANNERS[packing](lengths, seq_len, open_mask(folder, shard, "checksum") if shard.mask else None)

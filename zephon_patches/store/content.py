@@ -41,7 +41,7 @@ def read_whole(path: Path) -> bytes:
             raise OSError(errno.EINVAL, "no regular file")
         if status.st_size > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {_MOST_BYTES:,}")
-        return file.read(_MOST_BYTES)
+        return file.read(status.st_size)
 
 
 def check_size(descriptor: int, expected: int) -> str | None:

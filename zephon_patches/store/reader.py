@@ -28,7 +28,7 @@ from zephon_patches.store.content import check_size, checksum_of, spots_of
 from zephon_patches.store.indexed import HEADER, index_bytes
 from zephon_patches.store.manifest import SPOTTED, Manifest, ShardRecord
 
-__all__ = ["TokenStore", "hash_index", "map_file", "open_mask"]
+__all__ = ["TokenStore", "compare_index", "map_file", "open_mask"]
 
 # Linux allows a process 65,530 maps; the oldest one goes when there are as many as this.
 _MAX_MAPS = 4096
@@ -182,7 +182,7 @@ def open_mask(folder: Path, shard: ShardRecord, verify: Verify = "size") -> np.n
     return np.frombuffer(_map_whole(folder, shard, "mask", shard.tokens, (0, shard.tokens), verify), np.uint8)
 
 
-def hash_index(folder: Path, shard: ShardRecord) -> None:
+def compare_index(folder: Path, shard: ShardRecord) -> None:
     """Compares all bytes of a shard's index with the manifest.
 
     Raises:

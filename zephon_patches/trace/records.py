@@ -23,6 +23,7 @@ A process may be killed while it writes: a last line without an end is left out.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from zephon_patches.config import MAX_NUMBER
 from zephon_patches.errors import StateError
+from zephon_patches.loader.state import CURSOR, ORDER, read_state
 from zephon_patches.trace.steps import Step
 
 __all__ = ["FOLDER", "FORMAT", "RankTrace", "Segment", "TraceWriter", "as_ranges", "history", "read_run", "step_of_run"]
@@ -39,6 +42,9 @@ FOLDER, FORMAT = "data_trace", 1
 
 _HEADER = {"format", "segment", "rank", "dp_rank", "dp_size", "world_size", "global_batch_size", "local_batch_size"}
 _HEADER |= {"end", "order", "step", "cursor"}
+_MOST_AT_ONCE = 2**24  # ranks, and samples of a step
+_DIGEST = re.compile("[0-9a-f]{16}")
+
 _LINE = {"step", "cursor", "next", "ranges", "digest", "rows", "sources", "wait"}
 
 
@@ -124,12 +130,12 @@ def _read(path: Path) -> RankTrace | None:
     if not lines:
         return None
     header = _parsed(lines[0], _HEADER)
-    if header is None or header["format"] != FORMAT:
+    if header is None or header["format"] != FORMAT or not _is_header(header):
         raise StateError(f"{path}: its first line is not what this version writes (format {FORMAT}): {lines[0]!r:.80}")
     trace = RankTrace(path, header, [], torn=bool(rest))
     for number, text in enumerate(lines[1:], start=2):
         line = _parsed(text, _LINE)
-        if line is None:
+        if line is None or not _is_line(line, header["global_batch_size"]):
             trace.damaged.append(number)
         else:
             trace.lines.append(line)
@@ -139,10 +145,43 @@ def _read(path: Path) -> RankTrace | None:
 def _parsed(text: bytes, keys: set[str]) -> dict[str, Any] | None:
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    whole = isinstance(line, dict) and line.keys() >= keys
-    return line if whole and all(type(line[key]) is int for key in ("step", "cursor")) else None
+    return line if isinstance(line, dict) and line.keys() >= keys else None
+
+
+def _is_header(line: dict[str, Any]) -> bool:
+    sizes = ("dp_size", "world_size", "global_batch_size", "local_batch_size")
+    counts = all(_is_count(line[key], MAX_NUMBER) for key in ("rank", "dp_rank", "step", "cursor"))
+    if not counts or not all(_is_count(line[key], _MOST_AT_ONCE) and line[key] for key in sizes):
+        return False
+    if type(line["segment"]) is not str or line["dp_rank"] >= line["dp_size"]:
+        return False
+    try:
+        read_state({CURSOR: line["cursor"], ORDER: line["order"]})
+    except StateError:
+        return False
+    return line["end"] is None or _is_count(line["end"], MAX_NUMBER)
+
+
+def _is_line(line: dict[str, Any], global_batch_size: int) -> bool:
+    if not all(_is_count(line[key], MAX_NUMBER) for key in ("step", "cursor", "next")):
+        return False
+    if not all(type(line[key]) is str and _DIGEST.fullmatch(line[key]) for key in ("digest", "rows")):
+        return False
+    ranges = line["ranges"]
+    if not isinstance(ranges, list) or not all(_is_range(interval) for interval in ranges):
+        return False
+    return sum(stop - start for start, stop in ranges) <= global_batch_size
+
+
+def _is_range(interval: Any) -> bool:
+    pair = isinstance(interval, list) and len(interval) == 2
+    return pair and all(_is_count(n, MAX_NUMBER) for n in interval) and interval[0] < interval[1]
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
 def history(segments: Sequence[Segment]) -> dict[int, Segment]:
