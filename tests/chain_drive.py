@@ -282,6 +282,7 @@ class Driver:
                 self._load(back)
             case Offer():
                 self._refused(self._damaged(action), action)
+                self.counts[f"offered, {action.damage}"] += 1
             case Remap():
                 self._remap(action)
 

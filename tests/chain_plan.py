@@ -98,7 +98,7 @@ class Resume(NamedTuple):
 
 Action = Steps | Items | Save | Restart | Load | Offer | Remap | Resume
 
-KINDS = {Steps: 5, Items: 5, Save: 5, Restart: 1, Load: 3, Offer: 2, Remap: 3, Resume: 4}
+KINDS = {Steps: 5, Items: 5, Save: 5, Restart: 2, Load: 3, Offer: 2, Remap: 3, Resume: 4}
 
 
 class Chain(NamedTuple):
@@ -150,7 +150,7 @@ def plan_chain(seed: int, methods: Sequence[str] = ()) -> Chain:
 def _action(draw: random.Random, data: Data, methods: Sequence[str], way: Way) -> Action:
     kind = draw.choices([*KINDS], [*KINDS.values()])[0]
     if kind is Steps:
-        return Steps(draw.randint(1, 4))
+        return Steps(draw.randint(1, 12 if data.epochs else 4))  # so that many come to the end
     if kind is Items:
         return Items(draw.randint(1, 5))
     if kind is Load:

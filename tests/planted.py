@@ -63,7 +63,7 @@ def resumes(action: Action) -> bool:
 
 
 def reads_ahead(action: Action) -> bool:
-    return isinstance(action, Resume) and bool(action.way.workers)
+    return isinstance(action, Resume) and 0 < action.way.workers * action.way.dp <= 2
 
 
 def takes_many_rows(action: Action) -> bool:
