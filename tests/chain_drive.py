@@ -520,3 +520,6 @@ def drive(chain: Chain, counts: Counter | None = None) -> None:
         finally:
             driver.close()
     driver.counts[f"chains, {chain.data.packing}"] += 1
+    driver.counts["chains with conversations"] += TALK in chain.data.names
+    driver.counts["chains with masked boundaries"] += chain.data.mask_boundaries
+    driver.counts["chains with positions"] += chain.data.positions

@@ -18,7 +18,7 @@ from tests.chain_plan import DAMAGES, METHODS, PACKINGS, Chain, Resume, plan_cha
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-SEEDS = range(24)  # so chosen that few chains have all that can happen
+SEEDS = range(62, 88)  # so chosen that few chains have all that can happen
 
 
 def test_random_chains_do_what_the_reference_does():
@@ -33,6 +33,9 @@ def test_random_chains_do_what_the_reference_does():
     for kind in (
         "cache damaged",
         "cache new",
+        "chains with conversations",
+        "chains with masked boundaries",
+        "chains with positions",
         "ends of the data",
         "loaded, mixture grown",
         "refused, another mixture",
