@@ -265,10 +265,12 @@ FAULTS = [
     Fault(remapped_in_mid_step, in_a_run(takes_many_items, goes_on, remaps)),
     Fault(rows_as_before_the_remap, in_a_run(resumes, remaps)),
     Fault(accepted_all, in_a_run(resumes, offers("seed", "seq_len", "tokenizer", "edited", "packing"))),
-    Fault(positions_and_boundaries_not_compared, in_a_run(resumes, offers(*HELD, "boundaries"))),
+    Fault(positions_and_boundaries_not_compared, in_a_run(resumes, offers("positions", "boundaries"))),
     Fault(moved_before_refused, in_a_run(takes_many_items, goes_on, offers())),
-    Fault(positions_not_reset, lambda chain: chain.data.positions),
-    Fault(masks_of_the_rows_before, lambda chain: chain.data.mask_boundaries and in_a_run(takes_many_rows)(chain)),
+    Fault(positions_not_reset, lambda chain: chain.data.holds.positions),
+    Fault(
+        masks_of_the_rows_before, lambda chain: chain.data.holds.mask_boundaries and in_a_run(takes_many_rows)(chain)
+    ),
     Fault(answers_a_token_late, lambda chain: TALK in chain.data.names),
     Fault(padding_counts, anywhere),
 ]

@@ -39,12 +39,15 @@ def test_random_chains_do_what_the_reference_does():
         "ends of the data",
         "loaded, mixture grown",
         "refused, another mixture",
+        "refused, other samples",
         "refused, remap",
         "remap of workers",
         "remap to fewer or as many ranks",
         "remap to more ranks",
         "rows without a label",
         "runs with workers",
+        "step begun anew",
+        "went on with other samples",
     ):
         assert counts[kind], kind
     assert counts["chains"] == len(SEEDS)
