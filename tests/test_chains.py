@@ -18,7 +18,7 @@ from tests.chain_plan import DAMAGES, METHODS, PACKINGS, Chain, Resume, plan_cha
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-SEEDS = range(62, 88)  # so chosen that few chains have all that can happen
+SEEDS = range(215, 239)  # so chosen that few chains have all that can happen
 
 
 def test_random_chains_do_what_the_reference_does():
