@@ -18,6 +18,7 @@ from zephon_patches import mapping
 from zephon_patches.loader import state
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.loader import Loader
+from zephon_patches.loader.workers import ItemReader
 from zephon_patches.store.reader import TokenStore
 
 FORK = ("fork",)
@@ -122,15 +123,20 @@ def read_one_too_far_after_a_load(monkeypatch):
 
 def moves_unseen(monkeypatch, name: str) -> None:
     """A running iterator goes on with what workers fetched for the old place."""
-    real = getattr(Loader, name)
+    make, move = ItemReader.__init__, getattr(Loader, name)
 
-    def move(self, *given, **more):
+    def made(self, reader, delivery):
+        make(self, reader, delivery)
+        self.reads_ahead = delivery.num_workers > 0
+
+    def moved(self, *given, **more):
         moves = self._moves
-        real(self, *given, **more)
-        if self._items._workers is not None:
+        move(self, *given, **more)
+        if self._items.reads_ahead:
             self._moves = moves
 
-    monkeypatch.setattr(Loader, name, move)
+    monkeypatch.setattr(ItemReader, "__init__", made)
+    monkeypatch.setattr(Loader, name, moved)
 
 
 def stale_prefetch(monkeypatch):
