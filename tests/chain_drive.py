@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from tests import reference
 from tests.chain_plan import (
     NAMES,
@@ -26,6 +28,7 @@ from tests.chain_plan import (
     Action,
     Chain,
     Data,
+    Holds,
     Items,
     Load,
     Offer,
@@ -109,16 +112,15 @@ class Texts(Sources):
     def sources(self, weights: Mapping[str, float] | None = None) -> list[SourceConfig]:
         return [replace(s, chat_field="messages") if s.name == TALK else s for s in super().sources(weights)]
 
-    def config_of(self, data: Data, mixture: Mixture) -> DataConfig:
+    def config_of(self, data: Data, mixture: Mixture, accept: str) -> DataConfig:
         in_use = replace(self, lengths={name: self.lengths[name] for name in data.names})
         config = in_use.config(
             weights=data.weights,
             stages=mixture.stages[1:],
             skip=list(mixture.skip),
             epochs=data.epochs,
-            packing=data.packing,
-            positions=data.positions,
-            mask_boundaries=data.mask_boundaries,
+            accept_change=accept,
+            **data.holds._asdict(),
             **data.order,
         )
         return replace(config, cache_dir=str(self.folder / self.cache))
@@ -169,31 +171,36 @@ def expected_of(data: Data, mixture: Mixture) -> reference.Mix:
     """All samples of a chain's data in their order, by the reference."""
     names = sorted(data.names)
     stages = [(at, [str(of.get(name, 0)) for name in names]) for at, of in mixture.stages]
-    return reference.Mix([_stream(name, *_content(data)) for name in names], stages)
+    return reference.Mix(
+        [_stream(name, data.holds, data.seq_len, *sorted(data.order.items())) for name in names], stages
+    )
+
+
+def end_of(data: Data) -> int | None:
+    return data.epochs * sum(sizes_of(data).values()) or None
+
+
+def weights_of(data: Data) -> dict[str, float]:
+    return sizes_of(data) if data.weights is None else data.weights
 
 
 def sizes_of(data: Data) -> dict[str, int]:
     """Samples of each source."""
-    return {name: _stream(name, *_content(data)).epoch_samples for name in data.names}
-
-
-def _content(data: Data) -> tuple[Any, ...]:
-    return data.packing, data.positions, data.mask_boundaries, data.seq_len, *sorted(data.order.items())
+    return {
+        name: _stream(name, data.holds, data.seq_len, *sorted(data.order.items())).epoch_samples for name in data.names
+    }
 
 
 @cache
-def _stream(
-    name: str, packing: str, positions: bool, mask_boundaries: bool, seq_len: int, *order: tuple[str, int]
-) -> reference.Stream:
+def _stream(name: str, holds: Holds, seq_len: int, *order: tuple[str, int]) -> reference.Stream:
     made, of = the_world().made, dict(order)
     shards = reference.cut_documents(made.line_bytes(name), of.pop("shard_bytes") or 2**24)
     documents, counting = made.documents(name), made.counting(name)
-    holds = {"packing": packing, "positions": positions, "mask_boundaries": mask_boundaries}
     return reference.Stream(
         [[documents[d] for d in shard] for shard in shards],
         seq_len,
         name,
-        holds=holds,
+        holds=holds._asdict(),
         counting=counting and [[counting[d] for d in shard] for shard in shards],
         **of,
     )
@@ -234,6 +241,7 @@ class ElasticRun(Run):
 @dataclass(frozen=True)
 class Checkpoint:
     state: dict[str, Any]
+    data: Data
     mixture: Mixture
 
     @property
@@ -251,9 +259,7 @@ class Driver:
     def __init__(self, data: Data, counts: Counter | None = None) -> None:
         self.data = data
         self.counts = Counter() if counts is None else counts
-        sizes = sizes_of(data)
-        self.mixture = Mixture(((0, sizes if data.weights is None else data.weights),))
-        self.end = int(data.epochs * sum(sizes.values())) or None
+        self.mixture = Mixture(((0, weights_of(data)),))
         self.made = the_world().made
         self.fresh = ExitStack()  # holds caches that are this chain's alone
         self.checkpoints: list[Checkpoint] = []
@@ -282,6 +288,7 @@ class Driver:
                 self._load(back)
             case Offer():
                 self._refused(self._damaged(action), action)
+                self.counts[f"offered, {action.damage}"] += 1
             case Remap():
                 self._remap(action)
 
@@ -289,8 +296,8 @@ class Driver:
         self.run = None
         self.fresh.close()
 
-    def _build(self, made: Texts, data: Data, mixture: Mixture) -> Build:
-        config, tokenizer = made.config_of(data, mixture), tokenizer_in(made.tokenizer)
+    def _build(self, made: Texts, data: Data, mixture: Mixture, accept: str = "") -> Build:
+        config, tokenizer = made.config_of(data, mixture, accept), tokenizer_in(made.tokenizer)
 
         def build(way: Way, rank: int) -> Loader:
             return build_loader(
@@ -314,8 +321,8 @@ class Driver:
         saved = self._checkpoint(action.back)
         cursor = saved.cursor if saved else 0
         mixture = self.mixture
-        if saved and not reference.same_until(cursor, saved.mixture, mixture):
-            mixture = saved.mixture
+        if saved and not self._counts_here(saved):
+            self.data, mixture = saved.data, saved.mixture
         if action.forget:
             mixture = mixture.until(cursor)
         if action.stage:
@@ -326,9 +333,7 @@ class Driver:
             mixture = mixture._replace(skip=(*mixture.skip, (start, start + action.skip[1])))
         self.mixture, self.way = mixture, action.way
         self._change_cache(action.cache)
-        self.expected = expected_of(self.data, mixture)
-        self.run = ElasticRun(self._build(self.made, self.data, mixture), action.way)
-        self._stand_at(0)
+        self._start()
         if action.way.workers:
             self.counts["runs with workers"] += 1
             self.counts["another start method in mid-chain"] += bool(self.methods - {action.way.method})
@@ -337,6 +342,38 @@ class Driver:
             self._accepted(saved)
         else:
             self._save()
+        if action.holds:
+            self._hold(action.holds)
+
+    def _start(self, accept: str = "") -> None:
+        self.run = None
+        self.expected = expected_of(self.data, self.mixture)
+        self.run = ElasticRun(self._build(self.made, self.data, self.mixture, accept), self.way)
+        self._stand_at(0)
+
+    def _hold(self, holds: Holds) -> None:
+        """Goes on with samples that hold something else, by what the refusal says; then without the setting again."""
+        data, state = self.data._replace(holds=holds), self.run.state()
+        if data == self.data or state["cursor"] > (end_of(data) or state["cursor"]):
+            return
+        mixture = self.mixture._replace(stages=((0, weights_of(data)), *self.mixture.stages[1:]))
+        self.data, self.mixture = data, mixture
+        self._start()
+        with pytest.raises(StateError) as refused:
+            self.run.load(state)
+        self._start(str(refused.value).partition('data.accept_change = "')[2].partition('"')[0])
+        self.run.load(state)
+        self._stand_at(state["cursor"])
+        while self._item() and self.taken:
+            pass
+        self._save()
+        self._start()
+        self._accepted(self.checkpoints[-1])
+        self.counts["went on with other samples"] += 1
+
+    def _counts_here(self, saved: Checkpoint) -> bool:
+        """Whether the run may go on from a checkpoint as it is."""
+        return saved.data == self.data and reference.same_until(saved.cursor, saved.mixture, self.mixture)
 
     def _change_cache(self, change: str) -> None:
         """Nothing of what stores and plans are in is held by anyone now."""
@@ -344,8 +381,8 @@ class Driver:
             self.fresh.close()
             new = self.fresh.enter_context(tempfile.TemporaryDirectory(dir=self.made.folder))
             self.made = replace(self.made, cache=Path(new).name)
-        elif change == "damaged" and self.data.packing != "concat":
-            plans = (self.made.folder / self.made.cache).glob(f"*/*/*{self.data.packing}-{self.data.seq_len}*")
+        elif change == "damaged" and self.data.holds.packing != "concat":
+            plans = (self.made.folder / self.made.cache).glob(f"*/*/*{self.data.holds.packing}-{self.data.seq_len}*")
             for number, path in enumerate(sorted(plans)):
                 if number % 3 == 0:
                     path.unlink()
@@ -359,7 +396,7 @@ class Driver:
     def _save(self) -> None:
         state = self.run.state()
         assert state["cursor"] == self.cursor, f"the state says {state['cursor']}, and the run is at {self.cursor}"
-        self.checkpoints.append(Checkpoint(state, self.mixture))
+        self.checkpoints.append(Checkpoint(state, self.data, self.mixture))
 
     def _restart(self) -> None:
         self.run.start()
@@ -367,13 +404,13 @@ class Driver:
 
     def _load(self, back: int) -> None:
         saved = self._checkpoint(back)
-        if reference.same_until(saved.cursor, saved.mixture, self.mixture):
+        if self._counts_here(saved):
             if self.ended:
                 self._restart()  # an iterator that has ended is over
             self._accepted(saved)
         else:
-            self._refused(saved.state, "a checkpoint of another mixture")
-            self.counts["refused, another mixture"] += 1
+            self._refused(saved.state, "a checkpoint of another order")
+            self.counts["refused, another mixture" if saved.data == self.data else "refused, other samples"] += 1
 
     def _accepted(self, saved: Checkpoint) -> None:
         self.run.load(saved.state)
@@ -384,16 +421,16 @@ class Driver:
     def _remap(self, action: Remap) -> None:
         way = self.way._replace(dp=action.dp, local=action.local or self.way.local)
         before = self.run.state()
-        if self.taken or way.dp > way.batch:
-            error = LoaderError if self.taken else MappingError
-            for loader in self.run.loaders:
-                try:
-                    loader.remap(0, way.dp, local_batch_size=way.local)
-                except error:
-                    continue
-                raise AssertionError(f"remapped although it must be refused: {action} in {self.way}")
-            self.counts["refused, remap"] += 1
-        else:
+        if self.taken:
+            self._refused_remap(way, LoaderError)
+            if action.anew:  # as the refusal says
+                for loader in self.run.loaders:
+                    loader.seek(loader.cursor)
+                self._stand_at(self.cursor)
+                self.counts["step begun anew"] += 1
+        if not self.taken and way.dp > way.batch:
+            self._refused_remap(way, MappingError)
+        elif not self.taken:
             self.counts[f"remap to {'more' if way.dp > self.way.dp else 'fewer or as many'} ranks"] += 1
             self.counts["remap of workers"] += bool(way.workers)
             self.run.remap(way, action.shuffle)
@@ -401,6 +438,17 @@ class Driver:
             if self.ended:
                 self._restart()
         assert self.run.state() == before, f"the state is another one after {action}"
+
+    def _refused_remap(self, way: Way, error: type[Exception]) -> None:
+        for loader in self.run.loaders:
+            try:
+                loader.remap(0, way.dp, local_batch_size=way.local)
+            except error:
+                continue
+            raise AssertionError(
+                f"remapped from {self.way} to {way}, although it must be refused by a {error.__name__}"
+            )
+        self.counts["refused, remap"] += 1
 
     def _refused(self, state: object, what: object) -> None:
         before = self.run.state()
@@ -427,7 +475,7 @@ class Driver:
                 damaged = [None, "", text[: len(text) // 2], text[:-1], other, [text], "[]", json.loads(text)]
                 found = [*({**state, "order": d} for d in damaged), {"cursor": self.cursor}]
             case "end":
-                return {**state, "cursor": self.end + 1 if self.end else 2**62 + 1}
+                return {**state, "cursor": (end_of(data) or 2**62) + 1}
             case "seed":
                 return self._state_of(self.made, data._replace(order={**data.order, "seed": 77}))
             case "seq_len":
@@ -437,16 +485,20 @@ class Driver:
             case "edited":
                 return self._state_of(world.edited, data)
             case "packing":
-                others = [packing for packing in PACKINGS if packing != data.packing]
+                others = [packing for packing in PACKINGS if packing != data.holds.packing]
                 if TALK in data.names:
                     others.remove("concat")
                 other = others[action.choice % len(others)]
-                return self._state_of(self.made, data._replace(packing=other, mask_boundaries=False))
-            case "boundaries" if data.packing == "concat":
-                return self._state_of(self.made, data._replace(mask_boundaries=not data.mask_boundaries))
+                return self._state_of_other(packing=other, mask_boundaries=False)
+            case "boundaries" if data.holds.packing == "concat":
+                return self._state_of_other(mask_boundaries=not data.holds.mask_boundaries)
             case "positions" | "boundaries":
-                return self._state_of(self.made, data._replace(positions=not data.positions))
+                return self._state_of_other(positions=not data.holds.positions)
         return found[action.choice % len(found)]
+
+    def _state_of_other(self, **holds: object) -> dict[str, Any]:
+        """The state that a run with samples that hold something else would have here."""
+        return self._state_of(self.made, self.data._replace(holds=self.data.holds._replace(**holds)))
 
     def _state_of(self, made: Texts, data: Data) -> dict[str, Any]:
         """The state that another run would have here."""
@@ -459,7 +511,7 @@ class Driver:
     def _item(self) -> bool:
         """Takes one micro-batch of each rank and compares it; False at the end of the data."""
         dp, local, batch = self.way[:3]
-        dealt, behind = reference.deal(self.cursor, batch, local, dp, self.end, self.mixture.skip)
+        dealt, behind = reference.deal(self.cursor, batch, local, dp, end_of(self.data), self.mixture.skip)
         numbers = [n for rank in dealt for rows in rank for n in rows if n is not None]
         ranks = self.run.micro_step()
         assert len(ranks) == dp
@@ -518,4 +570,7 @@ def drive(chain: Chain, counts: Counter | None = None) -> None:
             driver.do(Steps(2))  # so that the last action has consequences
         finally:
             driver.close()
-    driver.counts[f"chains, {chain.data.packing}"] += 1
+    driver.counts[f"chains, {chain.data.holds.packing}"] += 1
+    driver.counts["chains with conversations"] += TALK in chain.data.names
+    driver.counts["chains with masked boundaries"] += chain.data.holds.mask_boundaries
+    driver.counts["chains with positions"] += chain.data.holds.positions

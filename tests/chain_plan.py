@@ -19,12 +19,18 @@ SLOW = 0.01  # share of resumes whose workers start in another way than by fork,
 SLOW_DP = 2
 
 
-class Data(NamedTuple):
-    """What stays the same over a chain."""
+class Holds(NamedTuple):
+    """What samples hold."""
 
     packing: str
     positions: bool
     mask_boundaries: bool
+
+
+class Data(NamedTuple):
+    """What stays the same over a chain, but for what samples hold."""
+
+    holds: Holds
     names: tuple[str, ...]
     seq_len: int
     order: dict[str, int]
@@ -83,6 +89,7 @@ class Remap(NamedTuple):
     dp: int
     local: int | None  # None leaves it
     shuffle: int  # seed of who gets which rank, who goes and who comes in
+    anew: bool  # in the middle of a step: begins it anew and then does so
 
 
 class Resume(NamedTuple):
@@ -94,11 +101,12 @@ class Resume(NamedTuple):
     skip: tuple[int, int] | None  # numbers behind the cursor, length
     forget: bool  # leaves out the stages and skips that are not consumed
     cache: str  # "": as it was, "new": an empty one, "damaged": some plans are lost
+    holds: Holds | None  # goes on with samples that hold something else, as data.accept_change allows
 
 
 Action = Steps | Items | Save | Restart | Load | Offer | Remap | Resume
 
-KINDS = {Steps: 5, Items: 5, Save: 5, Restart: 1, Load: 3, Offer: 2, Remap: 3, Resume: 4}
+KINDS = {Steps: 5, Items: 5, Save: 5, Restart: 2, Load: 3, Offer: 2, Remap: 3, Resume: 4}
 
 
 class Chain(NamedTuple):
@@ -114,8 +122,8 @@ def plan_chain(seed: int, methods: Sequence[str] = ()) -> Chain:
         methods: How workers start, drawn anew for each resume; if empty, all ways, seldom another one than fork.
     """
     draw = random.Random(seed)
-    packing = draw.choice(PACKINGS)
-    names = NAMES if packing == "concat" or draw.random() < 0.5 else (*NAMES, TALK)
+    holds = _holds(draw, NAMES)
+    names = NAMES if holds.packing == "concat" or draw.random() < 0.5 else (*NAMES, TALK)
     kind = draw.choice(["sizes", "end", "weights", "weights", "one"])
     weights = None
     if kind == "one":
@@ -123,9 +131,7 @@ def plan_chain(seed: int, methods: Sequence[str] = ()) -> Chain:
     elif kind == "weights":
         weights = _weights(draw, names)
     data = Data(
-        packing=packing,
-        positions=draw.random() < 0.5,
-        mask_boundaries=packing == "concat" and draw.random() < 0.5,
+        holds=holds,
         names=names,
         seq_len=draw.choice([8, 8, 5]),
         order={
@@ -150,7 +156,7 @@ def plan_chain(seed: int, methods: Sequence[str] = ()) -> Chain:
 def _action(draw: random.Random, data: Data, methods: Sequence[str], way: Way) -> Action:
     kind = draw.choices([*KINDS], [*KINDS.values()])[0]
     if kind is Steps:
-        return Steps(draw.randint(1, 4))
+        return Steps(draw.randint(1, 12 if data.epochs else 4))  # so that many come to the end
     if kind is Items:
         return Items(draw.randint(1, 5))
     if kind is Load:
@@ -160,7 +166,12 @@ def _action(draw: random.Random, data: Data, methods: Sequence[str], way: Way) -
     if kind is Remap:
         most = way.batch if way.method == "fork" else SLOW_DP
         dp = way.batch + 1 if draw.random() < 0.1 else draw.randint(1, min(most, 6))
-        return Remap(dp, draw.choice([None, 1, 2, draw.randint(1, way.batch // dp + 2)]), draw.randrange(1000))
+        return Remap(
+            dp,
+            draw.choice([None, 1, 2, draw.randint(1, way.batch // dp + 2)]),
+            draw.randrange(1000),
+            draw.random() < 0.5,
+        )
     if kind is Resume:
         return _resume(draw, data, methods)
     return kind()
@@ -195,7 +206,13 @@ def _resume(draw: random.Random, data: Data, methods: Sequence[str]) -> Resume:
         skip=(draw.choice([0, 0, 1, 5, 30]), draw.choice([1, 4, 12, 40])) if draw.random() < 0.4 else None,
         forget=draw.random() < 0.2,
         cache=draw.choices(["", "new", "damaged"], [17, 1, 2])[0],
+        holds=_holds(draw, data.names) if draw.random() < 0.1 and not slow else None,
     )
+
+
+def _holds(draw: random.Random, names: Sequence[str]) -> Holds:
+    packing = draw.choice([packing for packing in PACKINGS if packing != "concat" or TALK not in names])
+    return Holds(packing, draw.random() < 0.5, packing == "concat" and draw.random() < 0.5)
 
 
 def _weights(draw: random.Random, names: Sequence[str]) -> dict[str, float]:

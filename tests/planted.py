@@ -18,6 +18,7 @@ from zephon_patches import mapping
 from zephon_patches.loader import state
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.loader import Loader
+from zephon_patches.loader.workers import ItemReader
 from zephon_patches.store.reader import TokenStore
 
 FORK = ("fork",)
@@ -63,7 +64,7 @@ def resumes(action: Action) -> bool:
 
 
 def reads_ahead(action: Action) -> bool:
-    return isinstance(action, Resume) and bool(action.way.workers)
+    return isinstance(action, Resume) and 0 < action.way.workers * action.way.dp <= 2
 
 
 def takes_many_rows(action: Action) -> bool:
@@ -122,15 +123,20 @@ def read_one_too_far_after_a_load(monkeypatch):
 
 def moves_unseen(monkeypatch, name: str) -> None:
     """A running iterator goes on with what workers fetched for the old place."""
-    real = getattr(Loader, name)
+    make, move = ItemReader.__init__, getattr(Loader, name)
 
-    def move(self, *given, **more):
+    def made(self, reader, delivery):
+        make(self, reader, delivery)
+        self.reads_ahead = delivery.num_workers > 0
+
+    def moved(self, *given, **more):
         moves = self._moves
-        real(self, *given, **more)
-        if self._items._workers is not None:
+        move(self, *given, **more)
+        if self._items.reads_ahead:
             self._moves = moves
 
-    monkeypatch.setattr(Loader, name, move)
+    monkeypatch.setattr(ItemReader, "__init__", made)
+    monkeypatch.setattr(Loader, name, moved)
 
 
 def stale_prefetch(monkeypatch):
@@ -265,10 +271,12 @@ FAULTS = [
     Fault(remapped_in_mid_step, in_a_run(takes_many_items, goes_on, remaps)),
     Fault(rows_as_before_the_remap, in_a_run(resumes, remaps)),
     Fault(accepted_all, in_a_run(resumes, offers("seed", "seq_len", "tokenizer", "edited", "packing"))),
-    Fault(positions_and_boundaries_not_compared, in_a_run(resumes, offers(*HELD, "boundaries"))),
+    Fault(positions_and_boundaries_not_compared, in_a_run(resumes, offers("positions", "boundaries"))),
     Fault(moved_before_refused, in_a_run(takes_many_items, goes_on, offers())),
-    Fault(positions_not_reset, lambda chain: chain.data.positions),
-    Fault(masks_of_the_rows_before, lambda chain: chain.data.mask_boundaries and in_a_run(takes_many_rows)(chain)),
+    Fault(positions_not_reset, lambda chain: chain.data.holds.positions),
+    Fault(
+        masks_of_the_rows_before, lambda chain: chain.data.holds.mask_boundaries and in_a_run(takes_many_rows)(chain)
+    ),
     Fault(answers_a_token_late, lambda chain: TALK in chain.data.names),
     Fault(padding_counts, anywhere),
 ]

@@ -69,7 +69,7 @@ def samples_of_documents(
         counts = [True] * len(stream) if counting is None else [count for of in counting for count in of]
         pieces = [p for p in cut(documents, seq_len) if any(counts[p.first + 1 : p.first + p.tokens])]
         rows = best_fit(pieces, seq_len) if packing == "best_fit" else [[piece] for piece in pieces]
-        samples = [sample_of_pieces(stream, counts, row, seq_len) for row in rows]
+        samples = [sample_of_pieces(stream, row, seq_len, counts) for row in rows]
         runs = [[piece.tokens - 1 for piece in row] for row in rows]
     else:
         samples, runs = [], []
@@ -125,9 +125,11 @@ def best_fit(pieces: Sequence[Piece], seq_len: int) -> list[list[Piece]]:
     return [sorted(row) for row in rows]
 
 
-def sample_of_pieces(stream: Sequence[int], counts: Sequence[bool], pieces: Sequence[Piece], seq_len: int) -> Sample:
+def sample_of_pieces(
+    stream: Sequence[int], pieces: Sequence[Piece], seq_len: int, counts: Sequence[bool] | None = None
+) -> Sample:
     """Pairs of neighbours inside each piece, then padding; labels that do not count are left out of the loss."""
-    labels = [token if count else IGNORE for token, count in zip(stream, counts, strict=True)]
+    labels = [t if counts is None or counts[i] else IGNORE for i, t in enumerate(stream)]
     pairs = [(stream[i], labels[i + 1]) for _, first, tokens in pieces for i in range(first, first + tokens - 1)]
     missing = seq_len - len(pairs)
     return Sample((*(a for a, _ in pairs), *[PAD] * missing), (*(b for _, b in pairs), *[IGNORE] * missing))
