@@ -30,7 +30,7 @@ check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "mypy" mypy
 # By the order of the names, which has long files early, and short ones last.
-check "pytest" pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+check "pytest" pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2
     exit 1

@@ -429,7 +429,7 @@ def test_the_test_script_checks_style_types_and_tests(tools, tmp_path):
         "run -m ruff check .",
         "run -m ruff format --check .",
         "run -m mypy",
-        "run -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder",
+        "run -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder",
     ]
     assert all(f"in {tools.repo} |" in call and f"PYTHONPATH={tools.repo}" in call for call in calls)
 

@@ -83,14 +83,14 @@ print(len(rows), sum(0 <= row.inputs[0] < 70 for row in rows))
 
 @pytest.mark.parametrize("weights, delivered", [(["1", "0"], "400 "), (["0", "1"], "400 0"), (["3", "1"], "400 ")])
 def test_a_source_that_is_off_is_not_waited_for(tmp_path, weights, delivered):
-    """G03 and G12: [1, 0] and its like, a source of one sample on 8 ranks, within 30 s."""
+    """G03 and G12: [1, 0] and its like, a source of one sample on 8 ranks; one that waits never ends."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), *weights],
         env={"PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=120,
     )
     assert done.stdout.startswith(delivered)
 

@@ -136,7 +136,7 @@ def test_one_epoch_of_shuffled_ranks_is_disjoint_and_complete(corpus, expected):
     assert all(rank != sorted(rank) for rank in ranks), "each rank's part is shuffled"
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("dp_size", [1, 2, 3, 4, 7, 8])
 def test_validation_over_the_whole_set_has_as_many_batches_on_each_rank(tmp_path, dp_size):
     """J07: 101 samples, batches of 2; every sample is counted once, padding is marked."""

@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -310,8 +312,8 @@ class Trainer:
 
     def __init__(self, folder: Path, config: Path, name: str) -> None:
         self.record = folder / name / "rank-0.jsonl"
-        self.temporary = folder / f"{name}-tmp"
-        self.temporary.mkdir()
+        # Of its own, and short: workers make sockets in it, whose whole path may have 107 bytes.
+        self.temporary = Path(tempfile.mkdtemp())
         self.log = folder / f"{name}.log"
         self.meeting = Meeting()
         arguments = ["--job.config_file", str(config), "--job.dump_folder", str(folder)]
@@ -361,6 +363,7 @@ class Trainer:
         if self.members():
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        shutil.rmtree(self.temporary)
 
 
 def left_in_shared_memory(pids: list[int]) -> list[str]:
