@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.show_far import timed
-from benchmarks.sparse import table
+from benchmarks.tables import table
 from tests.corpora import D60, make_sources
 from tests.trace.runs import write_config
 from zephon_patches.cli.__main__ import COMMANDS

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.show_far import SEQ_LEN, write_source
-from benchmarks.sparse import table
+from benchmarks.tables import table
 from zephon_patches import build_loader
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import CURSOR

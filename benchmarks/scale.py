@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.mixture import PlacesOnly
-from benchmarks.sparse import table, write_sparse_store
+from benchmarks.tables import table
+from tests.loader.private_memory import write_sparse_store
 from zephon_patches.loader.loader import Loader
 from zephon_patches.mapping import Topology
 from zephon_patches.order import permutation

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.deliver import make_store
-from benchmarks.sparse import table
+from benchmarks.tables import table
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.workers import Delivery
