@@ -8,10 +8,10 @@ Private is what the process has written (``Private_Dirty``): pages of the stores
 import gc
 import itertools
 import json
-import os
+import multiprocessing
 import sys
 import tempfile
-import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +99,18 @@ def measured_apart(shards: int, shard_tokens: int, workers: int, method: str | N
         folder = Path(name)
         write_sparse_store(folder, shards, shard_tokens)
         gc.collect()
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if not pid:
-            with os.fdopen(writing, "w") as pipe:
-                started = time.perf_counter()
-                json.dump(measure(folder, workers, method) | {"seconds": time.perf_counter() - started}, pipe)
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            text = pipe.read()
-        os.waitpid(pid, 0)
-        return json.loads(text)
+        context = multiprocessing.get_context("fork")
+        receiving, sending = context.Pipe(duplex=False)
+        process = context.Process(target=_measure_and_send, args=(sending, folder, workers, method))
+        process.start()
+        sending.close()
+        found: dict[str, Any] = receiving.recv()  # EOFError if it failed, and it has said why
+        process.join()
+        return found
+
+
+def _measure_and_send(sending: Connection, *case: Any) -> None:
+    sending.send(measure(*case))
 
 
 if __name__ == "__main__":
