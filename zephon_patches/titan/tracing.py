@@ -13,7 +13,7 @@ from zephon_patches.loader.loader import Loader
 from zephon_patches.loader.state import ORDER
 from zephon_patches.titan.agreement import told_by_first_rank
 from zephon_patches.trace.digest import Digest, row_digests
-from zephon_patches.trace.records import TraceWriter, as_ranges
+from zephon_patches.trace.records import FOLDER, TraceWriter, as_ranges
 
 __all__ = ["Tracing"]
 
@@ -42,7 +42,7 @@ class Tracing:
         self._writer: TraceWriter | None = TraceWriter(
             Path(dump_folder),
             {
-                "segment": told_by_first_rank("segment", _new_segment()),
+                "segment": told_by_first_rank("segment", _behind_others(_new_segment(), Path(dump_folder))),
                 "rank": rank,
                 "dp_rank": loader.topology.dp_rank,
                 "dp_size": loader.topology.dp_size,
@@ -97,3 +97,9 @@ def _new_segment() -> str:
     now = time.time()
     milliseconds = int(now * 1000) % 1000
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{milliseconds:03d}-{secrets.token_hex(2)}"
+
+
+def _behind_others(name: str, run: Path) -> str:
+    """The name, or one that sorts behind all others: rank 0 may be on another machine now, whose clock is behind."""
+    last = max((path.name for path in (run / FOLDER).glob("*")), default="")
+    return name if name >= last else f"{last}-{secrets.token_hex(2)}"
