@@ -62,6 +62,13 @@ def test_each_problem_is_found_and_named(audit, statuses, found):
     assert problem.startswith(found)
 
 
+def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("three years of work")
+    assert elastic_nodes.main(["--out", str(tmp_path)]) == 2
+    assert "has other files" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").exists()
+
+
 def test_what_a_process_started_is_found_with_what_that_started():
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     process = subprocess.Popen([sys.executable, "-c", child])
