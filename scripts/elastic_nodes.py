@@ -254,6 +254,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     config, folder = options.config.resolve(), options.out.resolve()
     steps = read_toml(config)["training"]["steps"]
+    if folder.exists() and any(folder.iterdir()) and not (folder / "a.log").exists():
+        print(f"elastic_nodes.py: {folder} has other files: remove them, or name another --out", file=sys.stderr)
+        return 2
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what kills the machines

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +61,42 @@ def test_a_run_as_it_should_be_has_no_problem():
 def test_each_problem_is_found_and_named(audit, statuses, found):
     (problem,) = elastic_nodes.problems(audit, 26, 12, statuses)
     assert problem.startswith(found)
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("three years of work")
+    assert elastic_nodes.main(["--out", str(tmp_path)]) == 2
+    assert "has other files" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").exists()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Of one machine, whose process the test gives."""
+    cluster = object.__new__(elastic_nodes.Cluster)
+    cluster._folder = tmp_path
+    cluster.machines = []
+    yield cluster
+    for machine in cluster.machines:
+        machine.torchrun.kill()
+        machine.torchrun.wait()
+
+
+def machine_of(command: list[str], tmp_path) -> SimpleNamespace:
+    return SimpleNamespace(name="a", ranks=1, expected=0, log=tmp_path / "a.log", torchrun=subprocess.Popen(command))
+
+
+def test_a_machine_that_ends_by_itself_is_said(cluster, tmp_path):
+    cluster.machines.append(machine_of(["sh", "-c", "exit 3"], tmp_path))
+    with pytest.raises(elastic_nodes.UnexpectedError, match=r"machine a ended with status 3 before .*: see .*a\.log"):
+        cluster.until_trained()
+
+
+def test_a_run_that_does_not_go_on_is_said(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(elastic_nodes, "LONGEST_WAIT", 0.3)
+    cluster.machines.append(machine_of(["sleep", "60"], tmp_path))
+    with pytest.raises(elastic_nodes.UnexpectedError, match=r"4 steps on 1 ranks: not within 0 s; .*/\*\.log"):
+        cluster.until_trained()
 
 
 def test_what_a_process_started_is_found_with_what_that_started():

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed.launcher.api as launcher
+from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -97,6 +99,22 @@ def test_it_does_not_wait_for_machines_that_go_on_without_it(tmp_path, barriers)
     assert start(tmp_path, "0,0", "--max-restarts", "2") == 0
     assert barriers == []
     assert len(list(tmp_path.glob("there-*"))) == 2, "the ranks are not started again"
+
+
+@pytest.mark.parametrize(("state", "waits"), [("HEALTHY", True), ("STOPPED", False), ("SUCCEEDED", False)])
+def test_it_waits_for_other_machines_only_while_all_train(monkeypatch, barriers, state, waits):
+    """Not when they are about to meet, where nobody comes to the exit; and not when it has been there."""
+
+    def run(self, role):
+        raise SignalException("", signal.SIGTERM)
+
+    monkeypatch.setattr(LocalElasticAgent, "run", run)
+    monkeypatch.setattr(launch._Agent, "_ranks_ended_well", lambda self: True)
+    agent = object.__new__(launch._Agent)
+    agent._worker_group = SimpleNamespace(state=WorkerState[state], spec=SimpleNamespace(max_restarts=0))
+    with pytest.raises(launch._EndedWell):
+        agent.run()
+    assert bool(barriers) == waits
 
 
 @pytest.mark.parametrize("statuses", ["0,3", "dies,dies", "0,stays"])

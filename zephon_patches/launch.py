@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed.launcher.api as launcher
 import torch.distributed.run as torchrun
-from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 
@@ -48,7 +48,8 @@ class _Agent(LocalElasticAgent):
         except SignalException as error:
             if error.sigval != signal.SIGTERM or not self._ranks_ended_well():
                 raise
-            if not self._worker_group.spec.max_restarts:
+            # In another state it has been there, or the machines are about to meet.
+            if self._worker_group.state == WorkerState.HEALTHY and not self._worker_group.spec.max_restarts:
                 self._exit_barrier()  # type: ignore[no-untyped-call]
             # An exception, as torchrun's: with a result the meeting would be closed for the other machines.
             raise _EndedWell(str(error), error.sigval) from None

@@ -11,13 +11,17 @@ import json
 import os
 import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests import corpora
 from tests.resume import expected_mix
+from zephon_patches.trace.entries import read_entries
 
 REPO = Path(__file__).parents[2]
 STEPS = 8
@@ -86,12 +90,13 @@ class Run:
         ngpu: int,
         *arguments: str,
         train_file: str = "scripts.recording_train",
+        told_to_end_in: int | None = None,
         **environment: str,
     ) -> None:
         self.folder = folder / name
         record = self.folder / "record"
         record.mkdir(parents=True, exist_ok=True)
-        started = subprocess.run(
+        with subprocess.Popen(
             ["./run_train.sh", "--job.dump_folder", str(self.folder), *arguments],
             cwd=REPO,
             env={
@@ -102,12 +107,19 @@ class Run:
                 "RECORD_FOLDER": str(record),
                 **environment,
             },
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=240,
-        )
+        ) as started:
+            if told_to_end_in is not None:
+                told = threading.Thread(target=self._terminate, args=(started, record, told_to_end_in))
+                told.start()
+            try:
+                self.output, _ = started.communicate(timeout=240)
+            except subprocess.TimeoutExpired:
+                started.terminate()
+                raise
         self.status = started.returncode
-        self.output = started.stdout + started.stderr
         self.steps: dict[int, list] = {}
         self.losses: dict[int, float] = {}
         self.cursors: dict[int, set[int]] = {}
@@ -123,20 +135,31 @@ class Run:
         for step, ranks in by_rank.items():
             self.steps[step] = [row for _, rows in sorted(ranks.items()) for row in rows]
 
+    @staticmethod
+    def _terminate(started: subprocess.Popen, record: Path, step: int) -> None:
+        """Sends SIGTERM to ``run_train.sh`` when a rank has completed a step."""
+        while started.poll() is None:
+            if any(f'"step": {step},' in path.read_text() for path in record.iterdir()):
+                started.terminate()
+                return
+            time.sleep(0.02)
+
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoint" / f"step-{step}"
 
 
-def resume(folder: Path, name: str, source: Run, step: int, ngpu: int, *arguments: str, **environment: str) -> Run:
+def resume(folder: Path, name: str, source: Run, step: int, ngpu: int, *arguments: str, **options: Any) -> Run:
     """Starts a run that finds another run's checkpoint of a step in its folder."""
     shutil.copytree(source.checkpoint(step), folder / name / "checkpoint" / f"step-{step}")
-    return Run(folder, name, ngpu, *arguments, **environment)
+    return Run(folder, name, ngpu, *arguments, **options)
 
 
 def differences(run: Run, reference: Run) -> list[str]:
-    """What tells a resumed run from the reference: samples, cursors, losses."""
+    """What tells a resumed run from the reference, up to its last step: samples, cursors, losses."""
     found = []
     for step, rows in run.steps.items():
+        if step > STEPS:
+            continue
         if rows != reference.steps[step]:
             found.append(f"samples of step {step}")
         if run.cursors[step] != reference.cursors[step]:
@@ -189,13 +212,18 @@ def test_resuming_on_3_ranks_and_then_on_1_trains_on_the_same_samples(folder, re
 
 
 def test_resuming_with_tensor_parallel_peers_and_workers_trains_on_the_same_samples(folder, reference):
+    """And a SIGTERM to run_train.sh ends it with status 0 and a checkpoint, which is its last step's."""
     run = resume(
         folder, "tp-2", reference, 4, 2,
-        "--training.steps", "6", "--parallelism.tensor_parallel_degree", "2", "--training.dataloader.num_workers", "2",
+        "--training.steps", "1000", "--parallelism.tensor_parallel_degree", "2", "--training.dataloader.num_workers",
+        "2", "--data.on_preempt", "checkpoint", "--checkpoint.interval", "1000", told_to_end_in=5,
     )  # fmt: skip
     assert run.status == 0, run.output
-    assert sorted(run.steps) == [5, 6]
+    last = max(run.steps)
+    assert sorted(run.steps) == list(range(5, last + 1)) and last < 1000
     assert differences(run, reference) == []
+    assert f"the run ends behind step {last}, with a full checkpoint" in run.output
+    assert read_entries(run.checkpoint(last), ["cursor"])["cursor"] in run.cursors[last]
 
 
 def test_two_samples_swapped_between_steps_are_noticed(folder, reference):

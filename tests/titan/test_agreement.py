@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from tests.ranks import run_ranks
 from zephon_patches.loader.state import describe_order
+from zephon_patches.titan import agreement
 from zephon_patches.titan.agreement import agree_on_order, others_learn_of_failure
 
 ORDER = {
@@ -56,6 +57,38 @@ def test_a_rank_with_other_data_is_refused_with_both_machines_and_the_difference
 def test_a_rank_that_is_late_is_waited_for_longer_than_a_collective_would(tmp_path):
     description = describe_order(ORDER, 12)
     assert run(tmp_path, [description] * 2, [0, 5]) == ["agreed", "agreed"]
+
+
+def of_rank_that_builds(rank: int, size: int, port: int, folder: str) -> None:
+    """Rank 1 dies at once. Rank 2 builds for three times as long as a rank is waited for without a sign of life."""
+    agreement._SIGN_SECONDS, agreement._DEAD_SECONDS = 0.1, 1.0
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    result = "agreed"
+    try:
+        with others_learn_of_failure():
+            if rank == 1:
+                time.sleep(0.5)
+                os._exit(0)  # as a kill would end it: nothing is cleaned up
+            if rank == 2:
+                time.sleep(3)
+            agree_on_order("the order")
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"
+    with open(f"{folder}/{rank}", "w") as file:
+        file.write(result)
+    deadline = time.monotonic() + 60
+    while rank == 0 and len(os.listdir(folder)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_a_rank_that_dies_ends_the_wait_for_stores_and_one_that_builds_does_not(tmp_path, free_port):
+    multiprocessing.spawn(of_rank_that_builds, (3, free_port, str(tmp_path)), nprocs=3)
+    results = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert results.keys() == {"0", "2"}
+    assert results["0"].startswith("StoreError: rank 1 has given no sign of life for ")
+    assert results["2"].startswith("StoreError: another rank could not open its data: rank 0 on ")
+    assert "rank 1 has given no sign of life" in results["2"]
 
 
 def test_without_a_process_group_there_is_nothing_to_agree_on():

@@ -861,3 +861,24 @@ def test_no_global_random_state_is_touched_by_building_training_validating_savin
 
 def random_states():
     return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate()
+
+
+def test_checkpoints_whose_writers_were_killed_do_not_push_out_complete_ones(corpus, tmp_path):
+    """Else, while the newest is being written, there might be none that can be loaded."""
+    config = job(corpus, tmp_path, checkpoint__keep_latest_k=2, checkpoint__interval=2)
+    trainer = FakeTrainer(config).load()
+    trainer.train(4)
+    FakeTrainer.close_all()
+    shutil.copytree(tmp_path / "checkpoint" / "step-4", tmp_path / "checkpoint" / "step-5")
+    (tmp_path / "checkpoint" / "step-5" / ".metadata").unlink()
+
+    trainer = FakeTrainer(config).load()
+    assert trainer.step == 4
+    removed, queue = set(), trainer.checkpointer.purge_queue
+    put = queue.put
+    queue.put = lambda path: (removed.add(Path(path).name), put(path))
+    trainer.train(2)
+    assert removed == {"step-2"}, "of the two that are kept, step-4 is one, and step-5 is not"
+    trainer.train(4)
+    assert removed == {"step-2", "step-4", "step-5"}, "an unfinished one goes when it is the oldest"
+    queue.put = put

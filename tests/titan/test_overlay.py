@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -184,6 +185,15 @@ def calls(monkeypatch):
     monkeypatch.setattr(hook, "after_load", lambda manager, loaded: calls.append(("after_load", loaded)))
     monkeypatch.setattr(hook, "attach", lambda manager: calls.append(("attach",)))
     monkeypatch.setattr(hook, "before_load", lambda manager, *rest: calls.append(("before_load", *rest)))
+    monkeypatch.setattr(hook, "after_save", lambda manager: calls.append(("after_save",)))
+
+    @contextmanager
+    def unfinished_are_not_counted(manager):
+        calls.append(("not counted",))
+        yield
+        calls.append(("counted",))
+
+    monkeypatch.setattr(hook, "unfinished_are_not_counted", unfinished_are_not_counted)
     return calls
 
 
@@ -198,6 +208,11 @@ def hooked_manager(calls):
         def save(self, curr_step: int, last_step: bool = False) -> None:
             """Saves."""
             calls.append(("save", curr_step, last_step))
+            if curr_step == 4:
+                self._purge_stale_checkpoints()
+
+        def _purge_stale_checkpoints(self) -> None:
+            calls.append(("purge",))
 
         def load(self, step: int = -1) -> bool:
             calls.append(("load", step))
@@ -208,7 +223,7 @@ def hooked_manager(calls):
     return Manager
 
 
-def test_the_hook_runs_after_init_before_a_save_and_around_a_load(calls):
+def test_the_hook_runs_after_init_around_a_save_and_a_load_and_where_checkpoints_are_removed(calls):
     manager = hooked_manager(calls)()
     manager.save(3)
     manager.save(curr_step=4, last_step=True)
@@ -221,10 +236,16 @@ def test_the_hook_runs_after_init_before_a_save_and_around_a_load(calls):
         ("attach",),
         ("after_step", 3, False),
         ("save", 3, False),
+        ("after_save",),
         ("after_step", 4, True),
         ("save", 4, True),
+        ("not counted",),
+        ("purge",),
+        ("counted",),
+        ("after_save",),
         ("after_step", 5, False),
         ("save", 5, True),
+        ("after_save",),
         ("load", 7),
         *around_dcp,
         ("after_load", True),

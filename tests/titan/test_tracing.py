@@ -122,6 +122,17 @@ def test_a_repeat_from_an_older_checkpoint_is_no_fault(run):
     assert [segment.name for segment in history(read_run(run.folder)).values()] == ["segment-1"] * 2 + ["segment-2"] * 4
 
 
+def test_a_start_on_a_machine_whose_clock_is_behind_is_still_the_later_one(run, monkeypatch):
+    names = iter(["20260102-100000-000-aaaa", "20260102-095959-000-bbbb", "20260102-095959-500-cccc"])
+    for dp, steps in ((2, 4), (1, 2), (1, 1)):
+        name = next(names)
+        monkeypatch.setattr(tracing, "_new_segment", lambda name=name: name)
+        run.start(dp, steps)
+    audit = run.audit()
+    assert audit.faults == []
+    assert [(s.dp_size, s.steps) for s in audit.segments] == [(2, (1, 4)), (1, (5, 6)), (1, (7, 7))]
+
+
 def test_a_skip_that_is_added_when_going_back_is_proven(run):
     run.start(2, 6)
     run.start(3, 4, checkpoint__load_step=2, data__skip=[(30, 40)])

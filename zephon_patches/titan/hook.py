@@ -8,6 +8,8 @@ hold the loader and, as ``train_state``, the trainer.
 import functools
 import logging
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from zephon_patches.trace.entries import (
     read_entries,
 )
 
-__all__ = ["after_load", "after_save", "after_step", "attach", "before_load"]
+__all__ = ["after_load", "after_save", "after_step", "attach", "before_load", "unfinished_are_not_counted"]
 
 logger = logging.getLogger(__name__)
 
@@ -196,6 +198,23 @@ def after_save(manager: Any) -> None:
     """Behind what the manager saved in a step, or did not."""
     if manager.preempted:
         _leave_if_machine_stays(manager)
+
+
+@contextmanager
+def unfinished_are_not_counted(manager: Any) -> Iterator[None]:
+    """Lets the manager keep ``keep_latest_k`` checkpoints besides those whose writers were killed.
+
+    It counts folders. The newest may still be being written, and next to one that never will be complete, the last
+    that can be loaded might be removed.
+    """
+    kept, trainer = manager.keep_latest_k, manager.states.get(_TRAIN_STATE)
+    if kept and _loader_of(manager) is not None:
+        folders = [path for path in Path(manager.folder).glob("step-*") if path.name != f"step-{trainer.step}"]
+        manager.keep_latest_k += sum(not (path / METADATA).exists() for path in folders)
+    try:
+        yield
+    finally:
+        manager.keep_latest_k = kept
 
 
 def _preempted(manager: Any) -> int | None:

@@ -121,10 +121,11 @@ def run_upstream(namespace: dict[str, Any]) -> SimpleNamespace:
 def hook_checkpoints(manager_cls: Any) -> None:
     """Lets the pipeline act around what TorchTitan's checkpoint manager does.
 
-    The class itself stays (name, module, identity); four of its methods are wrapped.
+    The class itself stays (name, module, identity); five of its methods are wrapped.
     """
     upstream_init, upstream_dcp_load = manager_cls.__init__, manager_cls.dcp_load
     upstream_save, upstream_load = manager_cls.save, manager_cls.load
+    upstream_purge = manager_cls._purge_stale_checkpoints
 
     # The hook is imported at the first call: it may import what imports the module that is being made here.
     @functools.wraps(upstream_init)
@@ -157,4 +158,12 @@ def hook_checkpoints(manager_cls: Any) -> None:
         hook.after_load(self, loaded)
         return loaded
 
+    @functools.wraps(upstream_purge)
+    def purge(self: Any) -> None:
+        from zephon_patches.titan import hook
+
+        with hook.unfinished_are_not_counted(self):
+            upstream_purge(self)
+
     manager_cls.__init__, manager_cls.dcp_load, manager_cls.save, manager_cls.load = init, dcp_load, save, load
+    manager_cls._purge_stale_checkpoints = purge

@@ -45,7 +45,7 @@ class Tracing:
         joined = dist.is_initialized()
         rank = dist.get_rank() if joined else loader.topology.dp_rank
         header = {
-            "segment": told_by_first_rank("segment", _new_segment()),
+            "segment": told_by_first_rank("segment", _behind_others(_new_segment(), Path(dump_folder))),
             "rank": rank,
             "dp_rank": loader.topology.dp_rank,
             "dp_size": loader.topology.dp_size,
@@ -108,3 +108,9 @@ def _new_segment() -> str:
     now = time.time()
     milliseconds = int(now * 1000) % 1000
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{milliseconds:03d}-{secrets.token_hex(2)}"
+
+
+def _behind_others(name: str, run: Path) -> str:
+    """The name, or one that sorts behind all others: rank 0 may be on another machine now, whose clock is behind."""
+    last = max((path.name for path in (run / FOLDER).glob("*")), default="")
+    return name if name >= last else f"{last}-{secrets.token_hex(2)}"
