@@ -209,7 +209,7 @@ def test_e15_samples_past_2_31_and_2_32_tokens_and_bytes(tmp_path):
         if (folder / "000000-000.bin").stat().st_blocks * 512 > 2**28:
             pytest.skip("this file system has no sparse files")
     (record,) = Manifest.read(folder).shards
-    record = record.__class__(**{**vars(record), "tokens": tokens})
+    record = record.__class__(**{**vars(record), "tokens": tokens, "spots": {}})
     (folder / "manifest.json").write_bytes(Manifest({}, "<u2", [], [record]).to_json())
     store = TokenStore(folder)
     samples = int(num_samples(store.tokens_per_shard, 8)[0])

@@ -7,18 +7,34 @@ import sys
 import pytest
 
 from zephon_patches.cli.__main__ import main
+from zephon_patches.loader.state import describe_order
 from zephon_patches.trace.plot import traced_steps
 from zephon_patches.trace.records import FOLDER, FORMAT, read_run
+
+SOURCES = [{"name": name, "recipe": "0" * 16, "data": "1" * 16, "tokens": 800, "samples": 100} for name in "ab"]
+ORDER = describe_order(
+    {
+        "packing": "concat",
+        "seed": 0,
+        "seq_len": 8,
+        "shard_bytes": 0,
+        "shuffle_shards": 256,
+        "sources": SOURCES,
+        "tokenizer": "2" * 16,
+    },
+    12,
+)
 
 
 def write_segment(run, name, dp_size, start, steps, peers=1):
     """A segment of steps of 12 samples, two thirds of them of source a."""
     head = {"format": FORMAT, "segment": name, "dp_size": dp_size, "world_size": dp_size * peers}
-    head |= {"global_batch_size": 12, "local_batch_size": 2, "end": None, "order": "{}", "step": start}
+    head |= {"global_batch_size": 12, "local_batch_size": 2, "end": None, "order": ORDER, "step": start}
     for rank in range(dp_size * peers):
         lines = [{**head, "rank": rank, "dp_rank": rank // peers, "cursor": 12 * start}]
         for step in range(start + 1, start + 1 + steps):
-            line = {"step": step, "cursor": 12 * step - 12, "next": 12 * step, "ranges": [], "digest": "", "rows": ""}
+            line = {"step": step, "cursor": 12 * step - 12, "next": 12 * step, "ranges": []}
+            line |= {"digest": "0" * 16, "rows": "0" * 16}
             a = 8 // dp_size
             line |= {"sources": {"a": a, "b": 12 // dp_size - a}, "wait": 0.001 * (rank + 1), "loss": 8 / step}
             lines.append(line)

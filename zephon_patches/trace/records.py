@@ -169,6 +169,11 @@ def _is_line(line: dict[str, Any], global_batch_size: int) -> bool:
         return False
     if not all(type(line[key]) is str and _DIGEST.fullmatch(line[key]) for key in ("digest", "rows")):
         return False
+    sources, numbers = line["sources"], (line["wait"], line.get("loss", 0.0))
+    if not isinstance(sources, dict) or not all(_is_count(count, MAX_NUMBER) for count in sources.values()):
+        return False
+    if not all(type(number) in (int, float) for number in numbers):
+        return False
     ranges = line["ranges"]
     if not isinstance(ranges, list) or not all(_is_range(interval) for interval in ranges):
         return False
