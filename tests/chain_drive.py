@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
-
 from tests import reference
 from tests.chain_plan import (
     NAMES,
@@ -359,9 +357,8 @@ class Driver:
         mixture = self.mixture._replace(stages=((0, weights_of(data)), *self.mixture.stages[1:]))
         self.data, self.mixture = data, mixture
         self._start()
-        with pytest.raises(StateError) as refused:
-            self.run.load(state)
-        self._start(str(refused.value).partition('data.accept_change = "')[2].partition('"')[0])
+        refusal = self._refused(state, "a state of other samples")
+        self._start(refusal.partition('data.accept_change = "')[2].partition('"')[0])
         self.run.load(state)
         self._stand_at(state["cursor"])
         while self._item() and self.taken:
@@ -450,16 +447,19 @@ class Driver:
             )
         self.counts["refused, remap"] += 1
 
-    def _refused(self, state: object, what: object) -> None:
+    def _refused(self, state: object, what: object) -> str:
+        """Offers a state to each loader; returns what the last one says."""
         before = self.run.state()
         for loader in self.run.loaders:
             try:
                 loader.load_state_dict(state)
-            except StateError:
+            except StateError as error:
+                said = str(error)
                 continue
             raise AssertionError(f"loaded although it must be refused: {what}: {state}")
         assert self.run.state() == before, f"refused, and yet the loader is another one: {what}"
         self.counts["refused"] += 1
+        return said
 
     def _damaged(self, action: Offer) -> object:
         state = self.run.state()
