@@ -5,8 +5,8 @@
 There is no data: the order, the mapping and the loader are the product's, and a reader gives the places of rows in
 place of their tokens. Each case is measured from nothing, all cases of a table in turn, round after round: making the
 order; the first item at its place, with the block of places that is found for it; and the items of later blocks. Tables
-have the ratio to the table's first case, by the medians of the rounds, and the largest memory of it all (tracemalloc, in
-a round of its own). Times are what the processor worked for this process, on which other load of the machine tells
+have the ratio to the table's first case, by the medians of the rounds, and the largest memory of it all, by tracemalloc
+in a round of its own. Times are what the processor worked for this process, on which other load of the machine tells
 little. The last table opens stores of which the manifest alone is there.
 """
 

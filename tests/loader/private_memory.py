@@ -83,7 +83,7 @@ def measure(folder: Path, workers: int, method: str | None) -> dict[str, Any]:
     opened = now()[0]
     batches = -(-order.num_samples // ROWS)
     # The last ones stay, or the workers would be gone.
-    parts = [1, 8 * (workers + 1), batches // 4, batches // 2, batches - 8 * (workers + 1)]
+    parts = sorted([1, 8 * (workers + 1), batches // 4, batches // 2, batches - 8 * (workers + 1)])
     items, taken, epoch = iter(loader), 0, []
     for part in parts:
         taken += sum(1 for _ in itertools.islice(items, part - taken))

@@ -239,3 +239,29 @@ def test_skips_and_steps_cost_the_same_anywhere():
     for place in MIXED_PLACES:
         assert peak_of(lambda place=place: mapping.next_cursor(place, 1024, skips=skips)) < MIB
         assert peak_of(lambda place=place: mapping.steps_left(place, 1024, 2**60, skips)) < MIB
+
+
+# --- up to 16,384 ranks ---
+
+
+def test_a_rank_pays_for_its_own_rows_alone_whatever_the_number_of_ranks(hashed):
+    order = big_order()
+
+    def first_item(dp: int) -> list[Row]:
+        topology, batch = Topology(dp // 2, dp), 4 * dp
+        loader = Loader(
+            order, PlacesOnly(), "{}", global_batch_size=batch, local_batch_size=4, topology=topology, end=None
+        )
+        loader.seek(10**15 - 10**15 % batch)
+        _, rows = next(iter(loader))
+        return rows
+
+    first_item(1)  # the epoch's shards
+    costs, peaks = [], []
+    for dp in (1, 16, 1024, 16_384):
+        hashed.clear()
+        assert len(first_item(dp)) == 4
+        costs.append(sum(hashed))
+        peaks.append(peak_of(lambda dp=dp: first_item(dp)))
+    assert 0 < max(costs) < 1.2 * min(costs), costs
+    assert max(peaks) < 1.2 * min(peaks), peaks
