@@ -304,6 +304,13 @@ class DataConfig:
     from, with this order and no other
     """
 
+    worker_timeout: float = 90.0
+    """
+    Seconds that a loader worker may be silent while a step waits for it (300 for its start), after which the run ends
+    with an error that names the samples; 0 waits for ever. By default less than the 100 seconds that TorchTitan's
+    ranks wait for each other, which would not say whose data is missing
+    """
+
     sources: list[SourceConfig] = field(default_factory=list)
     """
     The sources, in TOML one [[data.sources]] table each, with the keys name (its folder in the cache), path (file,
@@ -348,6 +355,9 @@ class DataConfig:
         minutes = self.max_build_minutes
         if not isinstance(minutes, int | float) or isinstance(minutes, bool) or not minutes >= 0:
             raise ConfigError(f"data.max_build_minutes = {minutes!r}: expected a number of minutes, 0 or more")
+        timeout = self.worker_timeout
+        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < math.inf:
+            raise ConfigError(f"data.worker_timeout = {timeout!r}: expected a number of seconds, or 0 to wait for ever")
         for key in ("add_bos", "add_eos"):
             _check_flag(f"data.{key}", getattr(self, key))
         _check_choice("data.packing", self.packing, Packing)

@@ -9,6 +9,7 @@ __all__ = [
     "InputError",
     "LoaderError",
     "MappingError",
+    "ReadError",
     "StateError",
     "StoreError",
     "UpstreamError",
@@ -42,6 +43,10 @@ class StateError(ZephonError):
 
 class LoaderError(ZephonError):
     """Raised when a loader is used in a way that would lose, repeat or mix up samples."""
+
+
+class ReadError(LoaderError):
+    """Raised when an item cannot be had: reading it failed, or the worker that was to read it died or hangs."""
 
 
 class UpstreamError(ZephonError, ImportError):

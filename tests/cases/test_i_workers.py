@@ -13,8 +13,6 @@ from zephon_patches import build_loader
 from zephon_patches.errors import InputError
 from zephon_patches.prepare.tokenizers import TextTokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):

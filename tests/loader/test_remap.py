@@ -14,8 +14,6 @@ from tests.strategies import places
 from zephon_patches.errors import ConfigError, LoaderError, MappingError
 from zephon_patches.loader.collate import MicroBatchReader
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):

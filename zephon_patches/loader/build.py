@@ -80,7 +80,9 @@ def build_loader(
     local_batch_size = whole("local_batch_size", local_batch_size)
     topology = Topology(whole("dp_rank", dp_rank), whole("dp_size", dp_size))
     mapping.check(global_batch_size, local_batch_size, topology)  # before hours of tokenizing
-    delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
+    delivery = Delivery(
+        num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context, config.worker_timeout
+    )
     mixtures = None if inputs is not None else mixtures_of(config)
     epochs = config.epochs or (0 if infinite else 1)
     if epochs and mixtures is not None:
@@ -138,7 +140,9 @@ def build_evaluation_loader(
     mapping.check(local_batch_size * topology.dp_size, local_batch_size, topology)
     if num_batches is not None and whole("num_batches", num_batches) < 1:
         raise ConfigError(f"num_batches = {num_batches}: expected at least 1, or None for every sample")
-    delivery = Delivery(num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context)
+    delivery = Delivery(
+        num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context, config.worker_timeout
+    )
     order, reader, description, _ = _open(config, tokenizer, seq_len, dp_rank, inputs, None)
     return EvaluationLoader(
         order,

@@ -1,6 +1,7 @@
 """Rows to tensors: reads the samples of one micro-batch from their stores."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +76,11 @@ class MicroBatchReader:
     def documents(self) -> list[int]:
         """Of each source."""
         return [store.num_documents for store in self._stores]
+
+    def place_of(self, source: int, shard: int) -> tuple[str, str, Path]:
+        """What a source and a shard are called, and the store's folder, for messages."""
+        store = self._stores[source]
+        return store.folder.parent.name, store.record(shard).name, store.folder
 
     def data_changes(self, source: int, data: str) -> list[str]:
         """What has changed in a source since its data had another fingerprint, as far as the cache still knows."""

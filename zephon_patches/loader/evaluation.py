@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from zephon_patches.errors import LoaderError
 from zephon_patches.loader.collate import Item, MicroBatchReader
+from zephon_patches.loader.failure import ReadFailure, named
 from zephon_patches.loader.plan import plan_rows
 from zephon_patches.loader.workers import Delivery, ItemReader
 from zephon_patches.mapping import Topology, even_steps, steps_from
@@ -49,6 +50,7 @@ class EvaluationLoader:
         self._topology = topology
         self._samples = order.end(epochs=1)
         self._num_batches = num_batches
+        self._reader = reader
         self._items = ItemReader(reader, delivery)
         self._iterator: object | None = None  # marks the last pass
 
@@ -65,8 +67,15 @@ class EvaluationLoader:
         return self._pass(self._items.items(plan), marker)
 
     def _pass(self, items: Iterator[Item], marker: object) -> Iterator[Item]:
-        for item in items:
-            # Persistent workers serve one pass at a time: an older one would get the new one's items.
-            if self._iterator is not marker:
-                raise LoaderError("this pass was replaced by a later iter(loader); only the last one counts")
-            yield item
+        batches = 0
+        try:
+            for item in items:
+                # Persistent workers serve one pass at a time: an older one would get the new one's items.
+                if self._iterator is not marker:
+                    raise LoaderError("this pass was replaced by a later iter(loader); only the last one counts")
+                batches += 1
+                yield item
+        except ReadFailure as failure:
+            rank, size = self._topology
+            which = f"batch {batches + 1:,} of {len(self):,} of a validation pass, on dp_rank {rank:,} of {size:,}"
+            raise named(failure, self._reader, which, None) from failure.__cause__

@@ -15,8 +15,9 @@ import numpy as np
 
 from zephon_patches import mapping
 from zephon_patches.config import MAX_NUMBER, whole
-from zephon_patches.errors import LoaderError, StateError
+from zephon_patches.errors import LoaderError, StateError, ZephonError
 from zephon_patches.loader.collate import Item, MicroBatchReader, Row
+from zephon_patches.loader.failure import ReadFailure, named
 from zephon_patches.loader.plan import plan_rows
 from zephon_patches.loader.state import CURSOR, ORDER, accepted_change, check_order, read_state, with_changes
 from zephon_patches.loader.workers import Delivery, ItemReader
@@ -40,7 +41,8 @@ class Loader:
     ``micro_batches_per_step`` items make a step. Make it with ``build_loader``.
 
     ``iter(loader)`` starts at the cursor and replaces the iterator before it. ``load_state_dict`` and ``remap`` take
-    effect at the next item, also on a running iterator.
+    effect at the next item, also on a running iterator. Where an item cannot be had (``ReadError``, ``StoreError``)
+    nothing was counted, and ``iter(loader)`` begins the step anew.
 
     Args:
         order: The global order.
@@ -303,7 +305,7 @@ class Loader:
         self._iterator = marker = object()
         self._delivered = 0
         self._found_labels = False
-        return self._iterate(marker)
+        return _Items(self, self._iterate(marker))
 
     def _iterate(self, marker: object) -> Iterator[Item]:
         while True:
@@ -356,3 +358,45 @@ class Loader:
         """The rows of each micro-batch of this rank, from the cursor on; holds no reference to the loader."""
         steps = mapping.steps_from(self._cursor, self.global_batch_size, self.end, self._skips)
         return plan_rows(self._order, steps, self.global_batch_size, self.local_batch_size, self.topology, self._skips)
+
+    def _named(self, failure: ReadFailure) -> ZephonError:
+        """The error that says which item it is that cannot be had: the next one."""
+        step = next(mapping.steps_from(self._cursor, self.global_batch_size, self.end, self._skips))
+        numbers = mapping.numbers_of_rank(
+            step, self.global_batch_size, self.local_batch_size, self.topology, self._skips
+        )
+        item = (
+            f"item {self._delivered + 1:,} of {self.micro_batches_per_step:,} of the step at sample {self._cursor:,}, "
+            f"on dp_rank {self.topology.dp_rank:,} of {self.topology.dp_size:,}"
+        )
+        return named(failure, self._reader, item, numbers[self._delivered].tolist())
+
+
+class _Items:
+    """A loader's iterator. Behind an error it goes on with an error: an end would look like that of the data."""
+
+    def __init__(self, loader: Loader, items: Iterator[Item]) -> None:
+        self._loader = loader
+        self._items = items
+        self._error = ""
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        try:
+            return next(self._items)
+        except StopIteration:
+            if not self._error:
+                raise
+            raise LoaderError(
+                f"this iterator ended with an error; iter(loader) begins anew at sample {self._loader.cursor:,}, where "
+                f"the step starts. The error: {self._error}"
+            ) from None
+        except ReadFailure as failure:
+            error = self._loader._named(failure)
+            self._error = str(error)
+            raise error from failure.__cause__
+        except Exception as error:
+            self._error = str(error)
+            raise

@@ -1,0 +1,544 @@
+"""Workers that die, hang or have an error: said at once, with what they were to read; nothing is left of them."""
+
+import faulthandler
+import multiprocessing
+import multiprocessing.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.corpora import D240, make_corpus
+from tests.resume import Place, builder, expected_stream, rows_of
+from zephon_patches import build_evaluation_loader
+from zephon_patches.errors import ConfigError, InputError, LoaderError, ReadError, StoreError
+from zephon_patches.loader import pool
+from zephon_patches.loader.collate import MicroBatchReader
+from zephon_patches.loader.pool import WorkerPool
+from zephon_patches.loader.serve import serve
+from zephon_patches.loader.workers import Delivery
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TWO_WORKERS = Place(1, 4, 12, 2)
+LINUX = Path("/proc/self/stat").exists()
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="workers are forked, so that what is patched reaches them"
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("d240"), D240)
+
+
+@pytest.fixture(scope="module")
+def expected(corpus):
+    return expected_stream(corpus, shard_bytes=3000)
+
+
+def in_shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path, monkeypatch):
+    """Neither a process nor a file, whatever a test does to workers."""
+    multiprocessing.util.get_temp_dir()  # one for the whole process, where it has none yet
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    processes, files = set(multiprocessing.active_children()), in_shared_memory()
+    yield
+    assert set(multiprocessing.active_children()) <= processes
+    ours = {name for name in in_shared_memory() - files if str(os.getpid()) in name}
+    assert ours == set() and list(temporary.iterdir()) == []
+
+
+def quietly(reader, channel) -> None:
+    faulthandler.disable()  # of pytest, which would tell of each signal
+    serve(reader, channel)
+
+
+@pytest.fixture(autouse=True)
+def deaths_are_quiet(monkeypatch):
+    monkeypatch.setattr(pool, "serve", quietly)
+
+
+def build(corpus, *, place=TWO_WORKERS, rank=0, config=None, **loader):
+    loader = {"multiprocessing_context": "fork", **loader}
+    return builder(corpus, shard_bytes=3000, loader=loader, **(config or {}))(place, rank)
+
+
+def workers() -> list:
+    return [child for child in multiprocessing.active_children() if child.name.startswith("reader-")]
+
+
+def until_error(iterator, most: int = 20) -> tuple[Exception, int]:
+    """The error of an iterator, and the items before it."""
+    for count in range(most):
+        try:
+            next(iterator)
+        except Exception as error:
+            for kept in (error, error.__cause__, error.__context__):
+                if kept is not None:
+                    kept.__traceback__ = None  # it holds the loader
+            return error, count
+    raise AssertionError(f"{most} items and no error")
+
+
+def check_goes_on(loader, expected) -> None:
+    """A new iterator begins the step anew, with other workers."""
+    start = loader.cursor
+    iterator = iter(loader)
+    for item in range(6):
+        assert rows_of(next(iterator)) == expected.rows(start + 4 * item, start + 4 * item + 4)
+    assert loader.cursor == start + 24
+
+
+# --- dead ---
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT"])
+def test_a_killed_worker_is_an_error_that_names_what_it_was_to_read(corpus, expected, name, persistent):
+    loader = build(corpus, persistent_workers=persistent)
+    iterator = iter(loader)
+    for item in range(4):
+        assert rows_of(next(iterator)) == expected.rows(4 * item, 4 * item + 4)
+    victim = next(worker for worker in workers() if worker.name == "reader-1")
+    os.kill(victim.pid, getattr(signal, name))
+    error, count = until_error(iterator)
+    assert type(error) is ReadError
+    # What it had read before is still handed out, in order, so the item is one of worker 1.
+    item = 4 + count
+    assert item % 2 == 1
+    text = str(error)
+    assert f"worker 1 (process {victim.pid}) was killed by {name}" in text
+    step, place = divmod(item, 3)
+    assert f"item {place + 1} of 3 of the step at sample {12 * step}, on dp_rank 0 of 1" in text
+    first = 4 * item
+    assert f"numbers {first} to {first + 3}:" in text
+    where = loader.order.locate(np.arange(first, first + 4))
+    for n, shard, sample in zip(range(first, first + 4), where.shard, where.sample, strict=True):
+        assert f"  {n}: source web, shard {int(shard):06d}" in text and f"sample {sample} of it" in text
+    assert workers() == []
+    assert len(text.splitlines()) == 7 and f"source web is {corpus.folder}" in text
+    check_goes_on(loader, expected)
+
+
+def test_all_workers_killed_while_nobody_waits_is_said_at_the_next_item_that_is_missing(corpus, expected):
+    loader = build(corpus, place=Place(1, 4, 12, 3))
+    iterator = iter(loader)
+    next(iterator)
+    for worker in workers():
+        worker.kill()
+        worker.join()
+    begun = time.monotonic()
+    error, _ = until_error(iterator)
+    assert type(error) is ReadError and "SIGKILL" in str(error)
+    assert time.monotonic() - begun < 60, "the timeout is 90 seconds, and it is not waited for"
+    check_goes_on(loader, expected)
+
+
+def test_a_persistent_worker_killed_between_two_passes_is_said(corpus, expected):
+    loader = build(corpus, persistent_workers=True)
+    next(iter(loader))
+    workers()[0].kill()
+    error, _ = until_error(iter(loader))
+    assert type(error) is ReadError and "SIGKILL" in str(error)
+    check_goes_on(loader, expected)
+
+
+def test_a_store_file_that_becomes_shorter_under_a_worker_is_named(tmp_path):
+    made = make_corpus(tmp_path / "corpus", D240)
+    loader = build(made)
+    iterator = iter(loader)
+    next(iterator)
+    for path in (made.folder / "cache").rglob("*.bin"):
+        os.truncate(path, 0)  # checked where it is mapped, which is behind
+    error, _ = until_error(iterator, 200)
+    assert isinstance(error, ReadError | StoreError)
+    assert "SIGBUS: a file of the store became shorter" in str(error) or "the manifest says" in str(error)
+    assert "source web, shard " in str(error)
+
+
+def test_a_worker_that_ends_before_it_begins_is_told_with_what_may_be_wrong(corpus, monkeypatch):
+    monkeypatch.setattr(pool, "serve", lambda reader, channel: os._exit(3))
+    error, count = until_error(iter(build(corpus)))
+    assert count == 0 and type(error) is ReadError
+    assert "ended with status 3 before it could begin" in str(error) and '__name__ == "__main__"' in str(error)
+
+
+def test_workers_that_cannot_be_started_are_an_error_and_the_others_end(corpus, monkeypatch):
+    start, started = multiprocessing.process.BaseProcess.start, []
+
+    def once(self) -> None:
+        if started:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        start(self)
+        started.append(self)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", once)
+    with pytest.raises(LoaderError, match=r"worker 1 of 2 cannot be started .*num_workers") as caught:
+        next(iter(build(corpus)))
+    traceback.clear_frames(caught.tb)
+    assert len(started) == 1 and not started[0].is_alive()
+
+
+# --- errors ---
+
+
+class Odd(Exception):
+    """Cannot be made from a text, or pickled."""
+
+    def __init__(self, one, two) -> None:
+        super().__init__("odd one")
+        self.lock = threading.Lock()
+
+
+def too_large():
+    np.empty(2**50, dtype=np.int64)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize(
+    "act, text",
+    [
+        (lambda: {}["x"], "KeyError: 'x'"),
+        (too_large, "MemoryError: Unable to allocate"),
+        (lambda: os.open("/absent/file", os.O_RDONLY), "FileNotFoundError: .*'/absent/file'"),
+        (lambda: (_ for _ in ()).throw(Odd(1, 2)), "Odd: odd one"),
+        (lambda: next(iter(())), "StopIteration"),
+    ],
+    ids=["key", "memory", "file", "odd", "stop"],
+)
+def test_any_exception_in_reading_names_the_samples_and_keeps_its_cause(
+    corpus, expected, monkeypatch, number, act, text
+):
+    calls, read = [], MicroBatchReader.read
+
+    def fails(self, rows):
+        calls.append(rows)
+        return read(self, rows) if len(calls) < (5 if number == 0 else 3) else act()
+
+    loader = build(corpus, place=Place(2, 2, 12, number), rank=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(MicroBatchReader, "read", fails)
+        iterator = iter(loader)
+        error, count = until_error(iterator)
+    assert count == 4 and type(error) is ReadError
+    assert re.match(text if "MemoryError" not in text else f".*{text}", str(error))
+    assert "item 2 of 3 of the step at sample 12, on dp_rank 1 of 2, numbers 20 to 21:" in str(error)
+    assert len(str(error).splitlines()) == 5
+    assert error.__cause__ is not None
+    if number:
+        assert "act()" in str(error.__cause__), "the place in the code"
+    # An end would look like that of the data.
+    for _ in range(2):
+        with pytest.raises(LoaderError, match=r"ended with an error; iter\(loader\) begins anew at sample 12"):
+            next(iterator)
+    assert loader.cursor == 12 and rows_of(next(iter(loader))) == expected.rows(18, 20)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_an_error_of_ours_stays_what_it_is(tmp_path, number):
+    made = make_corpus(tmp_path / "corpus", D240)
+    loader = build(made, place=Place(1, 4, 12, number))
+    paths = list((made.folder / "cache").rglob("*.bin"))
+    for path in paths:
+        path.rename(path.with_suffix(".gone"))
+    error, _ = until_error(iter(loader))
+    assert type(error) is StoreError
+    assert ".bin: cannot be opened" in str(error)
+    assert "item 1 of 3 of the step at sample 0" in str(error) and "numbers 0 to 3:" in str(error)
+    for path in paths:
+        path.with_suffix(".gone").rename(path)
+    check_goes_on(loader, expected_stream(made, shard_bytes=3000))
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_padding_rows_are_named_as_such(corpus, monkeypatch, packing):
+    loader = build(corpus, place=Place(1, 7, 12, 1), config={"packing": packing})
+    read, calls = MicroBatchReader.read, []
+    monkeypatch.setattr(
+        MicroBatchReader,
+        "read",
+        lambda self, rows: calls.append(rows) or (read(self, rows) if len(calls) < 2 else [][0]),
+    )
+    error, count = until_error(iter(loader))
+    assert count == 1 and "item 2 of 2 of the step at sample 0, on dp_rank 0 of 1, numbers 7 to 11:" in str(error)
+    rows = str(error).splitlines()[2:-1]
+    assert [row.split(": source")[0] for row in rows[:5]] == ["  7", "  8", "  9", "  10", "  11"]
+    assert len(rows) == 7 and all(
+        row.startswith("  source web") and row.endswith("(a padding row)") for row in rows[5:]
+    )
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_validation_pass_names_its_batch(corpus, monkeypatch, number):
+    loader = build_evaluation_loader(
+        corpus.config(shard_bytes=3000),
+        corpus.tokenizer,
+        seq_len=8,
+        local_batch_size=4,
+        num_batches=40,
+        dp_rank=1,
+        dp_size=2,
+        num_workers=number,
+        multiprocessing_context="fork",
+    )
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    if number:
+        workers()[0].kill()
+    else:
+        monkeypatch.setattr(MicroBatchReader, "read", lambda self, rows: {}["x"])
+    error, count = until_error(iterator)
+    assert type(error) is ReadError
+    assert f"batch {3 + count} of 40 of a validation pass, on dp_rank 1 of 2" in str(error)
+    assert "source web, shard " in str(error)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_an_error_of_the_plan_comes_behind_the_items_before_it(corpus, expected, number):
+    loader = build(corpus, place=Place(1, 4, 12, number))
+    plan = loader._plan()
+
+    def fails():
+        for _ in range(5):
+            yield next(plan)
+        raise InputError("no more")
+
+    loader._plan = fails
+    iterator = iter(loader)
+    for item in range(5):
+        assert rows_of(next(iterator)) == expected.rows(4 * item, 4 * item + 4)
+    error, count = until_error(iterator)
+    assert count == 0 and type(error) is InputError
+
+
+# --- hanging ---
+
+
+def named_pipe(folder: Path):
+    path = folder / "pipe"
+    os.mkfifo(path)
+    return lambda: path.read_bytes()  # waits for a writer, as a read waits for a server that is gone
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("hangs", ["fifo", "sleep", "busy"])
+def test_a_worker_that_hangs_in_reading_is_an_error_after_the_timeout(
+    corpus, expected, tmp_path, monkeypatch, hangs, persistent
+):
+    act = {"fifo": named_pipe(tmp_path), "sleep": lambda: time.sleep(1000), "busy": busy}[hangs]
+    read, calls = MicroBatchReader.read, []
+
+    def hang(self, rows):
+        calls.append(rows)
+        return read(self, rows) if len(calls) < 3 else act()
+
+    loader = build(corpus, config={"worker_timeout": 0.5}, persistent_workers=persistent)
+    with monkeypatch.context() as patch:
+        patch.setattr(MicroBatchReader, "read", hang)
+        error, count = until_error(iter(loader))
+    assert type(error) is ReadError and count == 4, "each of two workers has read two"
+    assert "worker 0 (process " in str(error) and "gave nothing for 0.5 seconds" in str(error)
+    assert "item 2 of 3 of the step at sample 12" in str(error) and "numbers 16 to 19" in str(error)
+    assert "data.worker_timeout" in str(error)
+    assert workers() == []
+    check_goes_on(build(corpus, persistent_workers=persistent), expected)
+
+
+def busy() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.skipif(not LINUX, reason="a process's state is read from /proc")
+def test_a_stopped_worker_is_an_error_that_says_so(corpus, expected):
+    loader = build(corpus, config={"worker_timeout": 0.5})
+    iterator = iter(loader)
+    next(iterator)
+    stopped = workers()
+    for worker in stopped:
+        os.kill(worker.pid, signal.SIGSTOP)
+    error, _ = until_error(iterator)
+    assert type(error) is ReadError and "(it is stopped)" in str(error)
+    assert not any(worker.is_alive() for worker in stopped)
+    check_goes_on(loader, expected)
+
+
+@pytest.mark.parametrize("name", ["SIGSTOP", "SIGKILL"])
+def test_one_that_stops_or_dies_in_the_middle_of_an_item_is_an_error(corpus, name):
+    # 4 MB do not fit into a socket, so half of an item is sent while nobody takes it.
+    loader = build(corpus, config={"worker_timeout": 0.5, "seq_len": 2**17}, place=Place(1, 4, 4, 1))
+    iterator = iter(loader)
+    next(iterator)
+    (worker,) = workers()
+    time.sleep(0.3)  # for the next item to be under way
+    os.kill(worker.pid, getattr(signal, name))
+    error, count = until_error(iterator)
+    assert type(error) is ReadError and count == 0
+    assert ("gave nothing" if name == "SIGSTOP" else "killed by SIGKILL") in str(error)
+
+
+def test_a_slow_worker_is_waited_for(corpus, expected, monkeypatch):
+    read = MicroBatchReader.read
+    monkeypatch.setattr(MicroBatchReader, "read", lambda self, rows: time.sleep(0.3) or read(self, rows))
+    for timeout in (30, 0):  # 0 for any time
+        iterator = iter(build(corpus, config={"worker_timeout": timeout}, place=Place(1, 4, 12, 1)))
+        assert rows_of(next(iterator)) == expected.rows(0, 4)
+
+
+def test_many_large_requests_do_not_block_parent_and_worker_against_each_other(corpus):
+    # Some 200 KB in a request and 1 MB in a reply, several on the way both ways; a socket has room for 200 KB.
+    loader = build(corpus, place=Place(1, 15_000, 15_000, 1))
+    assert [len(item["input"]) for (item, _), _ in zip(loader, range(2), strict=False)] == [15_000] * 2
+
+
+@pytest.mark.parametrize("value", [-1, float("inf"), True, "90"])
+def test_a_timeout_out_of_range_is_refused_by_name(corpus, value):
+    with pytest.raises(ConfigError, match=r"data.worker_timeout = .*: expected a number of seconds"):
+        build(corpus, config={"worker_timeout": value})
+
+
+@pytest.mark.parametrize(
+    "settings, text",
+    [
+        ({"prefetch_factor": 0}, "prefetch_factor = 0: expected at least 1"),
+        ({"multiprocessing_context": "thread"}, "multiprocessing_context = 'thread': expected one of"),
+    ],
+)
+def test_settings_of_workers_out_of_range_are_refused_by_name(settings, text):
+    with pytest.raises(ConfigError, match=text):
+        Delivery(2, **settings)
+    assert Delivery(0, **settings)
+
+
+# --- unclean ends ---
+
+
+def test_an_abandoned_iterator_ends_its_workers_also_where_they_hang_or_are_stopped(corpus, monkeypatch):
+    read, calls = MicroBatchReader.read, []
+
+    def hang(self, rows):
+        calls.append(rows)
+        return read(self, rows) if len(calls) < 2 else time.sleep(1000)
+
+    monkeypatch.setattr(MicroBatchReader, "read", hang)
+    loader = build(corpus, place=Place(1, 4, 12, 3))
+    iterator = iter(loader)
+    next(iterator)
+    ours = workers()
+    os.kill(ours[0].pid, signal.SIGSTOP)
+    del iterator
+    assert len(ours) == 3 and workers() == [] and not any(worker.is_alive() for worker in ours)
+
+
+def test_an_interrupt_while_waiting_leaves_a_loader_that_goes_on(corpus, expected, monkeypatch):
+    loader = build(corpus, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    for worker in workers():
+        os.kill(worker.pid, signal.SIGSTOP)
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        for _ in range(20):
+            next(iterator)
+    timer.join()
+    traceback.clear_frames(caught.tb)
+    assert workers() == []
+    check_goes_on(loader, expected)
+    loader._items._pool.close()  # of persistent workers
+
+
+ENDS = {
+    "exception": ("raise RuntimeError('the training loop')", 1),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+}
+
+# One of three workers is stopped when the script ends.
+SCRIPT = """
+import os, signal, sys, time
+from tests.corpora import Corpus, D240
+from tests.resume import Place, builder
+from zephon_patches.loader.collate import MicroBatchReader
+from pathlib import Path
+corpus = Corpus(Path({folder!r}), list(D240), True)
+settings = dict(persistent_workers=True, multiprocessing_context="fork")
+loader = builder(corpus, shard_bytes=3000, loader=settings)(Place(1, 4, 12, 3), 0)
+iterator = iter(loader)
+next(iterator)
+os.write(1, b"ready")
+os.kill(loader._items._pool._workers[1].process.pid, signal.SIGSTOP)
+{end}
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="looks at processes as Linux shows them")
+@pytest.mark.parametrize("end", list(ENDS))
+def test_a_parent_that_ends_uncleanly_leaves_no_worker(corpus, end, tmp_path):
+    statement, expected_status = ENDS[end]
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(folder=str(corpus.folder), end=statement))
+    build(corpus)  # the store is there
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        status = process.wait(timeout=120)
+        assert (status, log.read_text()[:5]) == (expected_status, "ready"), log.read_text()
+        left = members(process.pid)
+        for _ in range(100):
+            # The one that is stopped cannot see that its parent is gone until it goes on.
+            for pid in left if end == "SIGTERM" else ():
+                os.kill(pid, signal.SIGCONT)
+            if not (left := members(process.pid)):
+                break
+            time.sleep(0.1)
+        assert left == []
+    finally:
+        for pid in members(process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def members(session: int) -> list[int]:
+    """Processes of a session that run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_session) == session and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_pool_closes_as_often_as_one_likes(corpus):
+    loader = build(corpus)
+    made = WorkerPool(loader._reader, 2, 1, start_method="fork")
+    assert made.is_open and len(workers()) == 2
+    made.close()
+    made.close()
+    assert not made.is_open and workers() == []
