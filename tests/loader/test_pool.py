@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.corpora import D240, make_corpus
 from tests.resume import Place, builder, expected_stream, rows_of
@@ -542,3 +543,18 @@ def test_a_pool_closes_as_often_as_one_likes(corpus):
     made.close()
     made.close()
     assert not made.is_open and workers() == []
+
+
+def test_pinned_memory_is_what_the_bytes_arrive_in(corpus, expected, monkeypatch):
+    # Without an accelerator there is none, so it is looked what is asked for.
+    asked, empty = [], torch.empty
+
+    def of(*sizes, pin_memory=False, **settings):
+        asked.append((sizes, pin_memory))
+        return empty(*sizes, **settings)
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(pool.torch, "empty", of)
+    iterator = iter(build(corpus, pin_memory=True, place=Place(1, 4, 12, 1)))
+    assert rows_of(next(iterator)) == expected.rows(0, 4)
+    assert asked == [((0,), False), ((8 * 4 * 9,), True)]
