@@ -1,5 +1,6 @@
 """Workers that die, hang or have an error: said at once, with what they were to read; nothing is left of them."""
 
+import faulthandler
 import multiprocessing
 import multiprocessing.util
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.corpora import D240, make_corpus
 from tests.resume import Place, builder, expected_stream, rows_of
@@ -23,6 +25,7 @@ from zephon_patches.errors import ConfigError, InputError, LoaderError, ReadErro
 from zephon_patches.loader import pool
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.pool import WorkerPool
+from zephon_patches.loader.serve import serve
 from zephon_patches.loader.workers import Delivery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,6 +63,16 @@ def nothing_is_left(tmp_path, monkeypatch):
     assert set(multiprocessing.active_children()) <= processes
     ours = {name for name in in_shared_memory() - files if str(os.getpid()) in name}
     assert ours == set() and list(temporary.iterdir()) == []
+
+
+def quietly(reader, channel) -> None:
+    faulthandler.disable()  # of pytest, which would tell of each signal
+    serve(reader, channel)
+
+
+@pytest.fixture(autouse=True)
+def deaths_are_quiet(monkeypatch):
+    monkeypatch.setattr(pool, "serve", quietly)
 
 
 def build(corpus, *, place=TWO_WORKERS, rank=0, config=None, **loader):
@@ -120,7 +133,7 @@ def test_a_killed_worker_is_an_error_that_names_what_it_was_to_read(corpus, expe
     for n, shard, sample in zip(range(first, first + 4), where.shard, where.sample, strict=True):
         assert f"  {n}: source web, shard {int(shard):06d}" in text and f"sample {sample} of it" in text
     assert workers() == []
-    assert len(text.splitlines()) <= 6
+    assert len(text.splitlines()) == 7 and f"source web is {corpus.folder}" in text
     check_goes_on(loader, expected)
 
 
@@ -227,7 +240,7 @@ def test_any_exception_in_reading_names_the_samples_and_keeps_its_cause(
     assert count == 4 and type(error) is ReadError
     assert re.match(text if "MemoryError" not in text else f".*{text}", str(error))
     assert "item 2 of 3 of the step at sample 12, on dp_rank 1 of 2, numbers 20 to 21:" in str(error)
-    assert len(str(error).splitlines()) == 4
+    assert len(str(error).splitlines()) == 5
     assert error.__cause__ is not None
     if number:
         assert "act()" in str(error.__cause__), "the place in the code"
@@ -254,18 +267,22 @@ def test_an_error_of_ours_stays_what_it_is(tmp_path, number):
     check_goes_on(loader, expected_stream(made, shard_bytes=3000))
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_padding_rows_and_packed_samples_are_named_too(tmp_path, number):
-    made = make_corpus(tmp_path / "corpus", D240)
-    loader = build(made, place=Place(1, 7, 12, number), config={"packing": "best_fit"})
-    next(iterator := iter(loader))
-    for path in (made.folder / "cache").rglob("*.bin"):
-        path.write_bytes(path.read_bytes()[:-2])
-    error, _ = until_error(iterator, 60)
-    assert type(error) is StoreError
-    lines = str(error).splitlines()
-    if "item 2 of 2" in lines[-8]:
-        assert [line for line in lines if line.endswith("(a padding row)")] == lines[-2:]
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_padding_rows_are_named_as_such(corpus, monkeypatch, packing):
+    loader = build(corpus, place=Place(1, 7, 12, 1), config={"packing": packing})
+    read, calls = MicroBatchReader.read, []
+    monkeypatch.setattr(
+        MicroBatchReader,
+        "read",
+        lambda self, rows: calls.append(rows) or (read(self, rows) if len(calls) < 2 else [][0]),
+    )
+    error, count = until_error(iter(loader))
+    assert count == 1 and "item 2 of 2 of the step at sample 0, on dp_rank 0 of 1, numbers 7 to 11:" in str(error)
+    rows = str(error).splitlines()[2:-1]
+    assert [row.split(": source")[0] for row in rows[:5]] == ["  7", "  8", "  9", "  10", "  11"]
+    assert len(rows) == 7 and all(
+        row.startswith("  source web") and row.endswith("(a padding row)") for row in rows[5:]
+    )
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -275,7 +292,7 @@ def test_a_validation_pass_names_its_batch(corpus, monkeypatch, number):
         corpus.tokenizer,
         seq_len=8,
         local_batch_size=4,
-        num_batches=5,
+        num_batches=40,
         dp_rank=1,
         dp_size=2,
         num_workers=number,
@@ -290,7 +307,7 @@ def test_a_validation_pass_names_its_batch(corpus, monkeypatch, number):
         monkeypatch.setattr(MicroBatchReader, "read", lambda self, rows: {}["x"])
     error, count = until_error(iterator)
     assert type(error) is ReadError
-    assert f"batch {3 + count} of 5 of a validation pass, on dp_rank 1 of 2" in str(error)
+    assert f"batch {3 + count} of 40 of a validation pass, on dp_rank 1 of 2" in str(error)
     assert "source web, shard " in str(error)
 
 
@@ -321,8 +338,7 @@ def named_pipe(folder: Path):
     return lambda: path.read_bytes()  # waits for a writer, as a read waits for a server that is gone
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("hangs", ["fifo", "sleep", "busy"])
+@pytest.mark.parametrize("hangs, persistent", [("fifo", False), ("sleep", True), ("busy", False)])
 def test_a_worker_that_hangs_in_reading_is_an_error_after_the_timeout(
     corpus, expected, tmp_path, monkeypatch, hangs, persistent
 ):
@@ -333,12 +349,12 @@ def test_a_worker_that_hangs_in_reading_is_an_error_after_the_timeout(
         calls.append(rows)
         return read(self, rows) if len(calls) < 3 else act()
 
-    loader = build(corpus, config={"worker_timeout": 0.5}, persistent_workers=persistent)
+    loader = build(corpus, config={"worker_timeout": 2}, persistent_workers=persistent)
     with monkeypatch.context() as patch:
         patch.setattr(MicroBatchReader, "read", hang)
         error, count = until_error(iter(loader))
     assert type(error) is ReadError and count == 4, "each of two workers has read two"
-    assert "worker 0 (process " in str(error) and "gave nothing for 0.5 seconds" in str(error)
+    assert "worker 0 (process " in str(error) and "gave nothing for 2 seconds" in str(error)
     assert "item 2 of 3 of the step at sample 12" in str(error) and "numbers 16 to 19" in str(error)
     assert "data.worker_timeout" in str(error)
     assert workers() == []
@@ -352,7 +368,7 @@ def busy() -> None:
 
 @pytest.mark.skipif(not LINUX, reason="a process's state is read from /proc")
 def test_a_stopped_worker_is_an_error_that_says_so(corpus, expected):
-    loader = build(corpus, config={"worker_timeout": 0.5})
+    loader = build(corpus, config={"worker_timeout": 2})
     iterator = iter(loader)
     next(iterator)
     stopped = workers()
@@ -367,7 +383,7 @@ def test_a_stopped_worker_is_an_error_that_says_so(corpus, expected):
 @pytest.mark.parametrize("name", ["SIGSTOP", "SIGKILL"])
 def test_one_that_stops_or_dies_in_the_middle_of_an_item_is_an_error(corpus, name):
     # 4 MB do not fit into a socket, so half of an item is sent while nobody takes it.
-    loader = build(corpus, config={"worker_timeout": 0.5, "seq_len": 2**17}, place=Place(1, 4, 4, 1))
+    loader = build(corpus, config={"worker_timeout": 3, "seq_len": 2**17}, place=Place(1, 4, 4, 1))
     iterator = iter(loader)
     next(iterator)
     (worker,) = workers()
@@ -526,3 +542,18 @@ def test_a_pool_closes_as_often_as_one_likes(corpus):
     made.close()
     made.close()
     assert not made.is_open and workers() == []
+
+
+def test_pinned_memory_is_what_the_bytes_arrive_in(corpus, expected, monkeypatch):
+    # Without an accelerator there is none, so it is looked what is asked for.
+    asked, empty = [], torch.empty
+
+    def of(*sizes, pin_memory=False, **settings):
+        asked.append((sizes, pin_memory))
+        return empty(*sizes, **settings)
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(pool.torch, "empty", of)
+    iterator = iter(build(corpus, pin_memory=True, place=Place(1, 4, 12, 1)))
+    assert rows_of(next(iterator)) == expected.rows(0, 4)
+    assert asked == [((0,), False), ((8 * 4 * 9,), True)]

@@ -1,6 +1,7 @@
 """Rows to tensors: reads the samples of one micro-batch from their stores."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,10 +74,10 @@ class MicroBatchReader:
         """Of each source."""
         return [store.num_documents for store in self._stores]
 
-    def name_of(self, source: int, shard: int) -> str:
-        """What a shard is called, for messages."""
+    def place_of(self, source: int, shard: int) -> tuple[str, str, Path]:
+        """What a source and a shard are called, and the store's folder, for messages."""
         store = self._stores[source]
-        return f"{store.folder.parent.name}, shard {store.record(shard).name} of {store.folder}"
+        return store.folder.parent.name, store.record(shard).name, store.folder
 
     def data_changes(self, source: int, data: str) -> list[str]:
         """What has changed in a source since its data had another fingerprint, as far as the cache still knows."""

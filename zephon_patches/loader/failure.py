@@ -48,12 +48,16 @@ def named(failure: ReadFailure, reader: MicroBatchReader, item: str, numbers: Se
         numbers: Of the rows in the global order, -1 for padding; None where the order is of no interest.
     """
     lines = []
+    folders = {}
     for place, (source, shard, sample, padding) in enumerate(failure.rows[:_LISTED]):
         number = "" if numbers is None or numbers[place] < 0 else f"{numbers[place]:,}: "
         filled = " (a padding row)" if padding else ""
-        lines.append(f"  {number}source {reader.name_of(source, shard)}, sample {sample:,} of it{filled}")
+        name, shard_name, folder = reader.place_of(source, shard)
+        folders[name] = folder
+        lines.append(f"  {number}source {name}, shard {shard_name}, sample {sample:,} of it{filled}")
     if len(failure.rows) > _LISTED:
         lines.append(f"  and {len(failure.rows) - _LISTED:,} more rows")
+    lines += [f"  source {name} is {folder}" for name, folder in folders.items()]
     kept = [number for number in numbers or () if number >= 0]
     which = f", numbers {kept[0]:,} to {kept[-1]:,}" if kept else ""
     return failure.kind("\n".join([failure.reason, f"It was to be read for {item}{which}:", *lines]))

@@ -33,7 +33,11 @@ class Delivery:
     pin_memory: bool = False
     """Whether tensors lie in page-locked memory; counts only with an accelerator"""
     multiprocessing_context: str | None = None
-    """How workers start: "fork", "spawn" or "forkserver", Python's default if None; counts only with workers"""
+    """
+    How workers start: "fork", "spawn" or "forkserver", Python's default if None; counts only with workers. A fork is
+    made for a parent with threads; but where one of them is in NumPy's OpenBLAS, os.fork() itself may not return: there
+    take "forkserver"
+    """
     timeout: float = 0.0
     """Seconds without a sign of a worker that is waited for, after which it is an error; 0 waits; only with workers"""
 
