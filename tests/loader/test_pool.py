@@ -65,9 +65,9 @@ def nothing_is_left(tmp_path, monkeypatch):
     assert ours == set() and list(temporary.iterdir()) == []
 
 
-def quietly(reader, channel) -> None:
+def quietly(reader, channel, is_fork) -> None:
     faulthandler.disable()  # of pytest, which would tell of each signal
-    serve(reader, channel)
+    serve(reader, channel, is_fork)
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,7 @@ def test_a_store_file_that_becomes_shorter_under_a_worker_is_named(tmp_path):
 
 
 def test_a_worker_that_ends_before_it_begins_is_told_with_what_may_be_wrong(corpus, monkeypatch):
-    monkeypatch.setattr(pool, "serve", lambda reader, channel: os._exit(3))
+    monkeypatch.setattr(pool, "serve", lambda *arguments: os._exit(3))
     error, count = until_error(iter(build(corpus)))
     assert count == 0 and type(error) is ReadError
     assert "ended with status 3 before it could begin" in str(error) and '__name__ == "__main__"' in str(error)
@@ -466,25 +466,42 @@ def test_an_interrupt_while_waiting_leaves_a_loader_that_goes_on(corpus, expecte
     loader._items._pool.close()  # of persistent workers
 
 
+# One of three workers is stopped when the script ends.
+RUNS = """
+next(iterator)
+os.write(1, b"ready")
+os.kill(loader._items._pool._workers[1].process.pid, signal.SIGSTOP)
+"""
+
+# None of them serves yet.
+STARTS = """
+def late(*arguments):
+    time.sleep(2)
+    serve(*arguments)
+
+pool.serve = late
+workers = pool.WorkerPool(loader._reader, 3, 1, start_method="fork")
+os.write(1, b"ready")
+"""
+
 ENDS = {
-    "exception": ("raise RuntimeError('the training loop')", 1),
-    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "exception": (RUNS + "raise RuntimeError('the training loop')", 1),
+    "SIGTERM": (RUNS + "os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "SIGKILL while they start": (STARTS + "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
 }
 
-# One of three workers is stopped when the script ends.
 SCRIPT = """
 import os, signal, sys, time
 from tests.corpora import Corpus, D240
 from tests.resume import Place, builder
+from zephon_patches.loader import pool
 from zephon_patches.loader.collate import MicroBatchReader
+from zephon_patches.loader.serve import serve
 from pathlib import Path
 corpus = Corpus(Path({folder!r}), list(D240), True)
 settings = dict(persistent_workers=True, multiprocessing_context="fork")
 loader = builder(corpus, shard_bytes=3000, loader=settings)(Place(1, 4, 12, 3), 0)
 iterator = iter(loader)
-next(iterator)
-os.write(1, b"ready")
-os.kill(loader._items._pool._workers[1].process.pid, signal.SIGSTOP)
 {end}
 """
 

@@ -247,7 +247,7 @@ def test_skips_and_steps_cost_the_same_anywhere():
 def test_a_rank_pays_for_its_own_rows_alone_whatever_the_number_of_ranks(hashed):
     order = big_order()
 
-    def first_item(dp: int) -> list[Row]:
+    def first_item(dp: int) -> list[Any]:
         topology, batch = Topology(dp // 2, dp), 4 * dp
         loader = Loader(
             order, PlacesOnly(), "{}", global_batch_size=batch, local_batch_size=4, topology=topology, end=None

@@ -171,7 +171,10 @@ class _Worker:
         self._forgotten = 0  # of these the first ones, which nobody waits for any more
         self.channel, theirs = socket.socketpair()
         try:
-            self.process = context.Process(target=serve, args=(reader, theirs), name=f"reader-{number}", daemon=True)
+            is_fork = context.get_start_method() == "fork"
+            self.process = context.Process(
+                target=serve, args=(reader, theirs, is_fork), name=f"reader-{number}", daemon=True
+            )
             self.process.start()
         except BaseException:
             self.channel.close()

@@ -71,14 +71,19 @@ class _Reply(NamedTuple):
     """Kept until its memory is sent"""
 
 
-def serve(reader: MicroBatchReader, channel: socket.socket) -> None:
-    """Reads what it is asked for until its parent ends the connection, or is gone."""
+def serve(reader: MicroBatchReader, channel: socket.socket, is_fork: bool) -> None:
+    """Reads what it is asked for until its parent ends the connection, or is gone.
+
+    Args:
+        is_fork: Whether this process is its parent's fork. It has its parent's end of the socket, too, so that end does
+            not come when the parent dies.
+    """
     if SIGNALS:  # a forkserver that started elsewhere has not inherited the mask
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     torch.set_num_threads(1)  # the threads of a pool are not there behind a fork
     requests: SimpleQueue[Sequence[Row]] = SimpleQueue()
     replies: SimpleQueue[_Reply] = SimpleQueue()
-    threading.Thread(target=_take_requests, args=(channel, requests), daemon=True).start()
+    threading.Thread(target=_take_requests, args=(channel, requests, is_fork), daemon=True).start()
     threading.Thread(target=_send_replies, args=(channel, replies), daemon=True).start()
     replies.put(_Reply(frame(None), (), None))  # has started
     while True:
@@ -91,15 +96,13 @@ def serve(reader: MicroBatchReader, channel: socket.socket) -> None:
         replies.put(reply)
 
 
-def _take_requests(channel: socket.socket, requests: SimpleQueue[Sequence[Row]]) -> None:
+def _take_requests(channel: socket.socket, requests: SimpleQueue[Sequence[Row]], is_fork: bool) -> None:
     """Takes requests at once, so that nobody waits for room in the socket; sees the end, also if reading hangs."""
     parent = multiprocessing.parent_process()
-    forked = parent is not None and parent.pid == os.getppid()
     with _exit_at_end():
         while True:
             while not wait([channel], _LOOK):
-                # A fork has its parent's end of the socket, too, so that does not end with the parent.
-                if forked and parent is not None and os.getppid() != parent.pid:
+                if is_fork and parent is not None and os.getppid() != parent.pid:
                     return
             size, _ = SIZES.unpack(_exactly(channel, SIZES.size))
             requests.put(pickle.loads(_exactly(channel, size)))

@@ -17,6 +17,7 @@ import shlex
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -274,13 +275,19 @@ def map_file(path: Path, start: int, size: int) -> memoryview:
         os.close(descriptor)
 
 
-def _mapped(path: Path, descriptor: int, start: int, size: int) -> memoryview:
-    before = start % mmap.ALLOCATIONGRANULARITY  # maps begin at pages
-    start, size = start - before, size + before
+@cache
+def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+def _mapped(path: Path, descriptor: int, start: int, size: int) -> memoryview:
+    before = start % mmap.ALLOCATIONGRANULARITY  # maps begin at pages
+    start, size = start - before, size + before
+    libc = _libc()
     address = libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, start)
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
