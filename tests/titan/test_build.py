@@ -347,10 +347,10 @@ def test_settings_of_workers_are_passed_on(corpus, table, make):
     config = validating(corpus, -1)
     delivery = getattr(config, table).dataloader
     delivery.num_workers, delivery.prefetch_factor, delivery.persistent_workers = 2, 5, True
-    workers = make(config)._items._workers
-    assert (workers.num_workers, workers.prefetch_factor, workers.persistent_workers) == (2, 5, True)
+    passed = make(config)._items._delivery
+    assert (passed.num_workers, passed.prefetch_factor, passed.persistent_workers) == (2, 5, True)
     delivery.num_workers, delivery.pin_memory = 0, True  # those of workers do not count then, as in TorchTitan
-    assert make(config)._items._workers is None
+    assert make(config)._items._delivery.num_workers == 0
 
 
 # --- settings as users write them ---

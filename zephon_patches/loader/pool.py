@@ -83,6 +83,7 @@ class WorkerPool:
     ) -> None:
         context = multiprocessing.get_context(start_method)
         self._ahead = ahead
+        self._interrupted = False
         self._workers: list[_Worker] = []
         # Behind what multiprocessing does at exit it would wait for those that hang.
         self.close = Finalize(self, _end, (self._workers,), exitpriority=100)
@@ -106,6 +107,12 @@ class WorkerPool:
     @property
     def is_open(self) -> bool:
         return self.close.still_active()
+
+    def interrupt(self) -> None:
+        """Lets who waits for an item, in another thread, get an error at once. Then the pool is to be closed."""
+        self._interrupted = True
+        for worker in self._workers:
+            worker.interrupt()
 
     def items(self, plan: Iterator[Sequence[Row]]) -> Iterator[Item]:
         """The items of a plan. Another call drops what was read ahead for the plan before.
@@ -132,7 +139,8 @@ class WorkerPool:
         except GeneratorExit:
             raise
         except BaseException:
-            self.close()  # there may be half a frame in a socket
+            if not self._interrupted:
+                self.close()  # there may be half a frame in a socket
             raise
         if planned.error is not None:
             raise planned.error
@@ -166,7 +174,7 @@ class _Worker:
         self._number = number
         self._pins = pin_memory
         self._timeout = timeout
-        self._has_started = False
+        self._has_started = self._interrupted = False
         self._asked: deque[Sequence[Row]] = deque()
         self._forgotten = 0  # of these the first ones, which nobody waits for any more
         self.channel, theirs = socket.socketpair()
@@ -195,6 +203,11 @@ class _Worker:
                 waited = self._wait_longer(waited)
             except OSError:
                 return  # it is dead, which is said when its items before this one have been taken
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        with suppress(OSError):  # it is gone
+            self.channel.shutdown(socket.SHUT_RDWR)
 
     def forget(self) -> None:
         """Drops what was asked for and not taken."""
@@ -246,7 +259,7 @@ class _Worker:
             except ConnectionError:
                 count = 0
             if not count:
-                raise self._failure(self._death())
+                raise self._failure("interrupted" if self._interrupted else self._death())
             view, waited = view[count:], 0.0
 
     def _wait_longer(self, waited: float) -> float:

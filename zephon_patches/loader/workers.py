@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from zephon_patches.errors import ConfigError
+from zephon_patches.loader.ahead import Ahead
 from zephon_patches.loader.collate import Item, MicroBatchReader, Row
 from zephon_patches.loader.failure import ReadFailure, failed_by
 from zephon_patches.loader.pool import WorkerPool
@@ -18,6 +19,12 @@ from zephon_patches.loader.pool import WorkerPool
 __all__ = ["Delivery", "ItemReader"]
 
 _AHEAD = 2
+
+# Items that are there before they are asked for, beside those that workers read ahead.
+_READY = 2
+
+# Seconds in which a persistent worker gives its item when the loader starts at another place, or is replaced.
+_PATIENCE = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class ItemReader:
         self._delivery = delivery
         self._pins = delivery.pin_memory and torch.accelerator.is_available()
         self._pool: WorkerPool | None = None  # of persistent workers
+        self._ahead: Ahead[Item] | None = None  # of the last iterator
 
     def items(self, plan: Iterator[Sequence[Row]]) -> Iterator[Item]:
         """The items of a plan. With workers, asking anew drops what was read ahead for the plan before.
@@ -80,25 +88,38 @@ class ItemReader:
         return self._items_of_workers(plan) if self._delivery.num_workers else map(self._read, plan)
 
     def _items_of_workers(self, plan: Iterator[Sequence[Row]]) -> Iterator[Item]:
-        pool = self._pool
-        if pool is None or not pool.is_open:
-            delivery = self._delivery
-            pool = WorkerPool(
-                self._reader,
-                delivery.num_workers,
-                delivery.prefetch_factor or _AHEAD,
-                self._pins,
-                delivery.multiprocessing_context,
-                delivery.timeout,
-            )
-        if self._delivery.persistent_workers:
-            self._pool = pool
-            yield from pool.items(plan)
-            return
+        pool = self._open_pool()
+        self._ahead = ahead = Ahead(pool.items(plan), _READY)
         try:
-            yield from pool.items(plan)
+            yield from ahead
         finally:
-            pool.close()
+            self._end(ahead, pool)
+
+    def _open_pool(self) -> WorkerPool:
+        """The persistent workers, if they do not hang, or others."""
+        delivery = self._delivery
+        if self._pool is not None and self._ahead is not None:
+            self._end(self._ahead, self._pool)  # of an iterator that may be there still
+        if self._pool is not None and self._pool.is_open:
+            return self._pool
+        pool = WorkerPool(
+            self._reader,
+            delivery.num_workers,
+            delivery.prefetch_factor or _AHEAD,
+            self._pins,
+            delivery.multiprocessing_context,
+            delivery.timeout,
+        )
+        if delivery.persistent_workers:
+            self._pool = pool
+        return pool
+
+    def _end(self, ahead: Ahead[Item], pool: WorkerPool) -> None:
+        if self._delivery.persistent_workers and ahead.stop(_PATIENCE):
+            return
+        pool.interrupt()
+        ahead.stop(_PATIENCE)  # before what it reads from is closed
+        pool.close()
 
     def _read(self, rows: Sequence[Row]) -> Item:
         try:

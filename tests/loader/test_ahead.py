@@ -1,0 +1,76 @@
+"""Items that a thread takes in advance are the same ones, in the same order, with the same end."""
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from zephon_patches.loader.ahead import Ahead
+
+
+def ended(ahead: Ahead) -> bool:
+    return ahead.stop(10)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_the_items_come_in_order_and_end_for_good(count, depth):
+    ahead = Ahead(iter(range(count)), depth)
+    assert list(ahead) == list(range(count))
+    assert list(ahead) == []
+    assert ended(ahead)
+
+
+def test_an_error_comes_behind_the_items_before_it_and_again():
+    def items():
+        yield from "ab"
+        raise ValueError("the third")
+
+    ahead = Ahead(items(), 5)
+    assert [next(ahead), next(ahead)] == ["a", "b"]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the third"):
+            next(ahead)
+    assert ended(ahead)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_no_more_than_the_depth_is_taken_before_it_is_asked_for(depth):
+    taken = itertools.count()
+    last = -1
+
+    def items():
+        nonlocal last
+        for last in taken:
+            yield last
+
+    ahead = Ahead(items(), depth)
+    for asked in range(5):
+        until = time.monotonic() + 10
+        while last < asked + depth - 1 and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.02)  # for one too many
+        assert last == asked + depth - 1
+        assert next(ahead) == asked
+    assert ended(ahead)
+
+
+def test_it_is_stopped_behind_the_item_that_is_taken():
+    goes_on = threading.Event()
+    left = []
+
+    def items():
+        try:
+            yield 0
+            goes_on.wait()
+            yield 1
+        finally:
+            left.append(threading.current_thread().name)
+
+    ahead = Ahead(items(), 5)
+    assert next(ahead) == 0
+    assert not ahead.stop(0.05)
+    goes_on.set()
+    assert ended(ahead)
+    assert left == ["items-ahead"]  # nothing of the iterator runs in another thread
