@@ -1,0 +1,79 @@
+"""This repository's loader."""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
+from zephon_patches import DataConfig, SourceConfig, build_loader
+from zephon_patches.cli.__main__ import main as zephon_data
+from zephon_patches.loader.loader import Loader
+
+logging.getLogger("zephon_patches").setLevel(logging.ERROR)
+
+
+class Adapter(Peer):
+    title = "this repository"
+    packages = ("torch", "numpy")
+
+    def write(self, documents: Documents, folder: Path) -> None:
+        """Ids as a column of lists, and the store made of them."""
+        folder.mkdir(parents=True)
+        (folder / "tokenizer").symlink_to(documents.tokenizer.resolve())
+        table = pa.table({"ids": pa.array([ids.astype("int32") for ids in documents], pa.list_(pa.int32()))})
+        pq.write_table(table, folder / "ids.parquet", row_group_size=1000)
+        self.open(folder, Run())
+
+    def write_text(self, texts: Sequence[Path], tokenizer: Path, folder: Path, cores: int) -> None:
+        command = ["prepare", "--tokenizer", str(tokenizer), "--cache-dir", str(folder), "--path", str(texts[0].parent)]
+        if zephon_data(command):
+            raise RuntimeError("zephon-data prepare failed")
+
+    def open(self, folder: Path, run: Run, checkpoint: bytes | None = None) -> Batches:
+        source = SourceConfig(name="ids", path=str(folder / "ids.parquet"), token_field="ids")
+        return OurBatches(source, folder / "tokenizer", folder / "cache", run, checkpoint)
+
+    def open_text(
+        self, texts: Sequence[Path], tokenizer: Path, folder: Path, run: Run, checkpoint: bytes | None = None
+    ) -> Batches:
+        """Tokenizes all of it into a store, then delivers."""
+        source = SourceConfig(name="text", path=str(texts[0].parent))
+        return OurBatches(source, tokenizer, folder, run, checkpoint)
+
+    def checkpoint(self, states: Sequence[Any]) -> bytes:
+        return json.dumps(states[0]).encode()  # the same on every rank
+
+
+class OurBatches(Batches):
+    def __init__(
+        self, source: SourceConfig, tokenizer: Path, cache: Path, run: Run, checkpoint: bytes | None = None
+    ) -> None:
+        self._loader: Loader = build_loader(
+            DataConfig(sources=[source], cache_dir=str(cache), seed=run.seed, max_build_minutes=600),
+            tokenizer,
+            seq_len=run.seq_len,
+            global_batch_size=run.global_batch or run.ranks * run.batch_rows,
+            local_batch_size=run.batch_rows,
+            dp_rank=run.rank,
+            dp_size=run.ranks,
+            num_workers=run.workers,
+            infinite=False,
+        )
+        if checkpoint is not None:
+            self._loader.load_state_dict(json.loads(checkpoint))
+        self._items = iter(self._loader)
+
+    def __next__(self) -> Batch:
+        inputs, labels = next(self._items)
+        return Batch(inputs["input"], labels)
+
+    def state(self) -> Any:
+        return self._loader.state_dict()
+
+    def close(self) -> None:
+        self._items.close()
