@@ -132,16 +132,21 @@ class Peer(ABC):
     def versions(self) -> dict[str, str]:
         return {name: version(name) for name in self.packages}
 
-    def write(self, documents: Documents, folder: Path) -> None:
-        """Writes tokenized documents in the peer's own format into a new folder. Never timed."""
+    def write(self, documents: Documents, folder: Path, seq_len: int) -> None:
+        """Writes tokenized documents in the peer's own format into a new folder. Never timed.
+
+        Args:
+            seq_len: Of the runs that will read it, for formats that are cut into rows beforehand.
+        """
         raise Unsupported("reads no tokenized data")
 
-    def write_text(self, texts: Sequence[Path], tokenizer: Path, folder: Path, cores: int) -> None:
+    def write_text(self, texts: Sequence[Path], tokenizer: Path, folder: Path, seq_len: int, cores: int) -> None:
         """Tokenizes files of JSON lines ({"text": ...}) into the peer's own format, by its own means. Timed: table c.
 
         Args:
             tokenizer: Folder with ``tokenizer.json`` and ``tokenizer_config.json``. Where the latter names them, each
                 document gets BOS (``<|bos|>``) in front and EOS (``<|eos|>``) behind, however the peer does that.
+            seq_len: As in ``write``.
             cores: How many this process may run on; use as many processes or threads as is best.
         """
         raise Unsupported("has none")

@@ -21,7 +21,7 @@ class Adapter(Peer):
     title = "this repository"
     packages = ("torch", "numpy")
 
-    def write(self, documents: Documents, folder: Path) -> None:
+    def write(self, documents: Documents, folder: Path, seq_len: int) -> None:
         """Ids as a column of lists, and the store made of them."""
         folder.mkdir(parents=True)
         (folder / "tokenizer").symlink_to(documents.tokenizer.resolve())
@@ -29,7 +29,7 @@ class Adapter(Peer):
         pq.write_table(table, folder / "ids.parquet", row_group_size=1000)
         self.open(folder, Run())
 
-    def write_text(self, texts: Sequence[Path], tokenizer: Path, folder: Path, cores: int) -> None:
+    def write_text(self, texts: Sequence[Path], tokenizer: Path, folder: Path, seq_len: int, cores: int) -> None:
         command = ["prepare", "--tokenizer", str(tokenizer), "--cache-dir", str(folder), "--path", str(texts[0].parent)]
         if zephon_data(command):
             raise RuntimeError("zephon-data prepare failed")
