@@ -117,6 +117,7 @@ class Peer(ABC):
         title: In the tables.
         packages: Distributions whose versions are shown.
         settings: Variants to try, by name, the recommended one first; their values come back as ``Run.extra``.
+        text_settings: The same for ``open_text``.
         forks_ranks: Whether several ranks need a process each. Then ``open`` is called in a fork of the worker, with
             RANK, WORLD_SIZE, LOCAL_RANK (0) and LOCAL_WORLD_SIZE (1) set, so each rank is a machine of its own;
             MASTER_ADDR and MASTER_PORT are set too. Otherwise all ranks are opened in one process, side by side.
@@ -126,6 +127,7 @@ class Peer(ABC):
     title: str
     packages: tuple[str, ...] = ()
     settings: dict[str, Any] = {"default": None}  # noqa: RUF012
+    text_settings: dict[str, Any] = {"default": None}  # noqa: RUF012
     forks_ranks = False
     notes: tuple[str, ...] = ()
 

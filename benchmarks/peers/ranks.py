@@ -1,0 +1,154 @@
+"""All ranks of a run, step by step: side by side in this process, or each in a fork of it."""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.adapters import IGNORE, Batch, Batches, Peer, Run
+
+_ANSWER_SECONDS = 120.0
+
+
+def labelled_rows(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels of the rows that have a label, int64 (rows, seq_len); the rest is padding."""
+    inputs = batch.inputs.numpy()
+    if batch.labels is None:  # the trainer shifts
+        labels = np.full_like(inputs, IGNORE)
+        labels[:, :-1] = inputs[:, 1:]
+    else:
+        labels = batch.labels.numpy()
+    counts = (labels != IGNORE).any(axis=1)
+    return inputs[counts], labels[counts]
+
+
+class Ranks:
+    """Iterates over steps: all ranks' rows, padding left out. Ends when no rank has a batch.
+
+    Raises:
+        RuntimeError: A rank in a process of its own failed, or did not answer; the message is its error.
+    """
+
+    def __init__(self, peer: Peer, folder: Path, run: Run, checkpoint: bytes | None = None) -> None:
+        self._opened = (peer, folder, run, checkpoint)
+        self._ranks: list[_Here | _Forked] = []
+
+    def __enter__(self) -> "Ranks":
+        peer, folder, run, checkpoint = self._opened
+        kind = _Forked if peer.forks_ranks else _Here
+        port = _free_port()
+        try:
+            for rank in range(run.ranks):
+                self._ranks.append(kind(peer, folder, replace(run, rank=rank), checkpoint, port))
+            for opened in self._ranks:
+                opened.answer()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for rank in self._ranks:
+            rank.close()
+
+    def __iter__(self) -> Iterator[list[np.ndarray]]:
+        while True:
+            parts = self._ask("rows")
+            if all(part is None for part in parts):
+                return
+            yield [row for part in parts if part is not None for row in part]
+
+    def states(self) -> list[Any]:
+        """The state of each rank."""
+        return self._ask("state")
+
+    def _ask(self, question: str) -> list[Any]:
+        for rank in self._ranks:
+            rank.ask(question)
+        return [rank.answer() for rank in self._ranks]
+
+
+class _Here:
+    def __init__(self, peer: Peer, folder: Path, run: Run, checkpoint: bytes | None, port: int) -> None:
+        self._batches = peer.open(folder, run, checkpoint)
+        self._question = ""
+
+    def ask(self, question: str) -> None:
+        self._question = question
+
+    def answer(self) -> Any:
+        return _answer(self._batches, self._question)
+
+    def close(self) -> None:
+        self._batches.close()
+
+
+class _Forked:
+    def __init__(self, peer: Peer, folder: Path, run: Run, checkpoint: bytes | None, port: int) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._pipe, theirs = fork.Pipe()
+        self._process = fork.Process(target=_serve, args=(theirs, peer, folder, run, checkpoint, port))
+        self._process.start()
+        theirs.close()
+
+    def ask(self, question: str) -> None:
+        self._pipe.send(question)
+
+    def answer(self) -> Any:
+        if not self._pipe.poll(_ANSWER_SECONDS):
+            raise RuntimeError(f"a rank gave no answer for {_ANSWER_SECONDS:.0f} s")
+        try:
+            succeeded, answer = self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("a rank's process ended") from None
+        if not succeeded:
+            raise RuntimeError(answer)
+        return answer
+
+    def close(self) -> None:
+        self._pipe.close()  # ends its loop
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(pipe: Connection, peer: Peer, folder: Path, run: Run, checkpoint: bytes | None, port: int) -> None:
+    os.environ.update(RANK=str(run.rank), WORLD_SIZE=str(run.ranks), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    batches = None
+    question = ""
+    try:
+        while True:
+            try:
+                if batches is None:
+                    batches = peer.open(folder, run, checkpoint)
+                pipe.send((True, _answer(batches, question)))
+            except Exception as error:
+                pipe.send((False, f"{type(error).__name__}: {error}"))
+                return
+            question = pipe.recv()
+    except (EOFError, OSError):
+        pass
+    finally:
+        if batches is not None:
+            batches.close()
+
+
+def _answer(batches: Batches, question: str) -> Any:
+    if question == "rows":
+        batch = next(batches, None)
+        return None if batch is None else list(labelled_rows(batch)[0].copy())
+    return batches.state() if question == "state" else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
