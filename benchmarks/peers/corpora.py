@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,19 +30,30 @@ def real(folder: Path, megabytes: int) -> Documents:
     return Documents(folder)
 
 
-def part_of(documents: Documents, folder: Path, files: int) -> Documents:
-    """The first files of real text, with their own tokens."""
+def part_of(documents: Documents, folder: Path, megabytes: int, files: int = 4) -> Documents:
+    """The first of real text, in so many files, with its tokens."""
     if not (folder / "lengths.npy").is_file():
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "jsonl").mkdir(parents=True)
-        for path in documents.texts[:files]:
-            shutil.copy(path, folder / "jsonl")
+        lines = list(_until(documents.texts, megabytes * 1_000_000))
+        for number in range(files):
+            part = lines[number * len(lines) // files : (number + 1) * len(lines) // files]
+            (folder / "jsonl" / f"{number:03d}.jsonl").write_bytes(b"".join(part))
         shutil.copytree(documents.tokenizer, folder / "tokenizer")
-        count = sum(len(path.read_bytes().splitlines()) for path in documents.texts[:files])
-        lengths = documents.lengths[:count]
+        lengths = documents.lengths[: len(lines)]
         np.save(folder / "tokens.npy", documents.tokens[: lengths.sum()])
         np.save(folder / "lengths.npy", lengths)
     return Documents(folder)
+
+
+def _until(texts: Iterable[Path], size: int) -> Iterator[bytes]:
+    for path in texts:
+        with path.open("rb") as lines:
+            for line in lines:
+                yield line
+                size -= len(line)
+                if size <= 0:
+                    return
 
 
 def identities(folder: Path, tokens: int, files: int = 4) -> Documents:

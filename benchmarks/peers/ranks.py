@@ -16,20 +16,10 @@ from benchmarks.peers.adapters import IGNORE, Batch, Batches, Peer, Run
 _ANSWER_SECONDS = 120.0
 
 
-def labelled_rows(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels of the rows that have a label, int64 (rows, seq_len); the rest is padding."""
-    inputs = batch.inputs.numpy()
-    if batch.labels is None:  # the trainer shifts
-        labels = np.full_like(inputs, IGNORE)
-        labels[:, :-1] = inputs[:, 1:]
-    else:
-        labels = batch.labels.numpy()
-    counts = (labels != IGNORE).any(axis=1)
-    return inputs[counts], labels[counts]
-
-
 class Ranks:
-    """Iterates over steps: all ranks' rows, padding left out. Ends when no rank has a batch.
+    """Iterates over steps, each the inputs and labels of all ranks, padding left out: int64 (rows, seq_len).
+
+    Ends when no rank has a batch.
 
     Raises:
         RuntimeError: A rank in a process of its own failed, or did not answer; the message is its error.
@@ -57,12 +47,10 @@ class Ranks:
         for rank in self._ranks:
             rank.close()
 
-    def __iter__(self) -> Iterator[list[np.ndarray]]:
-        while True:
-            parts = self._ask("rows")
-            if all(part is None for part in parts):
-                return
-            yield [row for part in parts if part is not None for row in part]
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        while parts := [part for part in self._ask("rows") if part is not None]:
+            inputs, labels = zip(*parts, strict=True)
+            yield np.concatenate(inputs), np.concatenate(labels)
 
     def states(self) -> list[Any]:
         """The state of each rank."""
@@ -144,7 +132,7 @@ def _serve(pipe: Connection, peer: Peer, folder: Path, run: Run, checkpoint: byt
 def _answer(batches: Batches, question: str) -> Any:
     if question == "rows":
         batch = next(batches, None)
-        return None if batch is None else list(labelled_rows(batch)[0].copy())
+        return None if batch is None else _labelled_rows(batch)
     return batches.state() if question == "state" else None
 
 
@@ -152,3 +140,15 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _labelled_rows(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels of the rows that have a label, int64 (rows, seq_len); the rest is padding."""
+    inputs = batch.inputs.numpy()
+    if batch.labels is None:  # the trainer shifts
+        labels = np.full_like(inputs, IGNORE)
+        labels[:, :-1] = inputs[:, 1:]
+    else:
+        labels = batch.labels.numpy()
+    counts = (labels != IGNORE).any(axis=1)
+    return inputs[counts], labels[counts]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.peers.adapters import IGNORE, Batch, Documents, Peer, Run
-from benchmarks.peers.ranks import Ranks, labelled_rows
+from benchmarks.peers.ranks import Ranks
 
 _COMPARED = 3  # batches after a restore
 
@@ -32,6 +32,7 @@ def hello(peer: Peer) -> dict[str, Any]:
         "title": peer.title,
         "versions": peer.versions(),
         "settings": list(peer.settings),
+        "reads_tokens": peer.reads_tokens,
         "text_settings": list(peer.text_settings),
         "notes": list(peer.notes),
     }
@@ -161,26 +162,23 @@ def checkpoint_bytes(peer: Peer, folder: str, setting: str, ranks: int, steps: i
         return {"bytes": len(peer.checkpoint(opened.states()))}
 
 
-def epoch(peer: Peer, documents: str, folder: str, setting: str, seq_len: int) -> dict[str, Any]:
+def epoch(
+    peer: Peer, documents: str, folder: str, setting: str, seq_len: int, ranks: int, workers: int
+) -> dict[str, Any]:
     """Tokens of the corpus of identities over an epoch: missing, repeated, and never a label."""
-    corpus = Documents(Path(documents))
-    run = Run(seq_len=seq_len, extra=peer.settings[setting])
-    inputs, labels = (np.zeros(corpus.vocabulary, np.int64) for _ in range(2))
-    cap = 3 * corpus.vocabulary // (run.batch_rows * seq_len)  # of a loader that does not end
-    batches = peer.open(Path(folder), run)
-    try:
-        for batch in islice(batches, cap):
-            rows, targets = labelled_rows(batch)
-            inputs += np.bincount(rows.ravel(), minlength=corpus.vocabulary)
-            labels += np.bincount(targets[targets != IGNORE], minlength=corpus.vocabulary)
-    finally:
-        batches.close()
+    size = Documents(Path(documents)).vocabulary
+    run = Run(ranks=ranks, workers=workers, seq_len=seq_len, extra=peer.settings[setting])
+    inputs, labels = (np.zeros(size, np.int64) for _ in range(2))
+    with Ranks(peer, Path(folder), run) as opened:
+        for rows, targets in islice(opened, 3 * size // (ranks * run.batch_rows * seq_len)):  # some may not end
+            inputs += np.bincount(rows.ravel(), minlength=size)
+            labels += np.bincount(targets[targets != IGNORE], minlength=size)
     inputs, labels = inputs[1:], labels[1:]  # 0 is padding
     return {
         "tokens": len(inputs),
         "missing": int(((inputs == 0) & (labels == 0)).sum()),
         "repeated": int(np.maximum(inputs - 1, 0).sum()),
-        "never_labels": int(((labels == 0) & (inputs > 0)).sum()),
+        "never_labels": int(((inputs > 0) & (labels == 0)).sum()),
     }
 
 
@@ -188,9 +186,9 @@ def reference(peer: Peer, folder: str, run: dict[str, Any], setting: str, steps:
     """An uninterrupted epoch, and the checkpoint of a second run that stops behind so many steps."""
     described = Run(**run, extra=peer.settings[setting])
     with Ranks(peer, Path(folder), described) as opened:
-        whole = list(opened)
+        whole = [inputs for inputs, _ in opened]
     with Ranks(peer, Path(folder), described) as opened:
-        again = list(islice(opened, steps))
+        again = [inputs for inputs, _ in islice(opened, steps)]
         checkpoint = peer.checkpoint(opened.states())
     Path(target).write_bytes(checkpoint)
     Path(f"{target}.steps").write_bytes(pickle.dumps(whole))
@@ -207,13 +205,13 @@ def elastic(peer: Peer, folder: str, run: dict[str, Any], setting: str, steps: i
     whole = pickle.loads(Path(f"{target}.steps").read_bytes())
     try:
         with Ranks(peer, Path(folder), described, Path(target).read_bytes()) as opened:
-            after = list(islice(opened, 3 * len(whole)))
+            after = [inputs for inputs, _ in islice(opened, 3 * len(whole))]
     except Exception as error:
         traceback.print_exc()
         return {"verdict": "refused", "why": one_line(error)}
     if list(map(_as_set, after)) == list(map(_as_set, whole[steps:])):
         return {"verdict": "identical"}
-    expected, found = (np.concatenate([row for step in part for row in step]) for part in (whole, whole[:steps] + after))
+    expected, found = (np.concatenate(part).ravel() for part in (whole, whole[:steps] + after))
     size = max(int(expected.max()), int(found.max())) + 1
     surplus = (np.bincount(found, minlength=size) - np.bincount(expected, minlength=size))[1:]  # 0 is padding
     missing, repeated = int(-surplus[surplus < 0].sum()), int(surplus[surplus > 0].sum())
@@ -227,7 +225,7 @@ def elastic(peer: Peer, folder: str, run: dict[str, Any], setting: str, steps: i
     }
 
 
-def _as_set(step: Sequence[np.ndarray]) -> list[bytes]:
+def _as_set(step: np.ndarray) -> list[bytes]:
     return sorted(row.tobytes() for row in step)
 
 

@@ -43,6 +43,7 @@ class Documents:
     """Documents in a folder, as text and as tokens.
 
     Attributes:
+        folder: Where they are.
         tokens: Of all documents one after the other. For speed uint16, from real text, with BOS and EOS. For what is
             checked token by token int32 and all different, 1, 2, 3, and so on: the corpus of identities.
         lengths: int64, tokens of each document.
@@ -52,6 +53,7 @@ class Documents:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.texts = sorted((folder / "jsonl").glob("*.jsonl"))
         self.tokenizer = folder / "tokenizer"
         self.tokens: np.ndarray = np.load(folder / "tokens.npy", mmap_mode="r")
@@ -117,6 +119,8 @@ class Peer(ABC):
         title: In the tables.
         packages: Distributions whose versions are shown.
         settings: Variants to try, by name, the recommended one first; their values come back as ``Run.extra``.
+        reads_tokens: Whether ``open`` delivers tokens that were stored, so that table a has a row; otherwise ``write``
+            keeps text.
         text_settings: The same for ``open_text``.
         forks_ranks: Whether several ranks need a process each. Then ``open`` is called in a fork of the worker, with
             RANK, WORLD_SIZE, LOCAL_RANK (0) and LOCAL_WORLD_SIZE (1) set, so each rank is a machine of its own;
@@ -127,6 +131,7 @@ class Peer(ABC):
     title: str
     packages: tuple[str, ...] = ()
     settings: dict[str, Any] = {"default": None}  # noqa: RUF012
+    reads_tokens = True
     text_settings: dict[str, Any] = {"default": None}  # noqa: RUF012
     forks_ranks = False
     notes: tuple[str, ...] = ()

@@ -27,46 +27,33 @@ class Adapter(Peer):
         (folder / "tokenizer").symlink_to(documents.tokenizer.resolve())
         table = pa.table({"ids": pa.array([ids.astype("int32") for ids in documents], pa.list_(pa.int32()))})
         pq.write_table(table, folder / "ids.parquet", row_group_size=1000)
-        self.open(folder, Run())
+        open_loader(folder, Run())
 
     def write_text(self, texts: Sequence[Path], tokenizer: Path, folder: Path, seq_len: int, cores: int) -> None:
-        command = ["prepare", "--tokenizer", str(tokenizer), "--cache-dir", str(folder), "--path", str(texts[0].parent)]
-        if zephon_data(command):
-            raise RuntimeError("zephon-data prepare failed")
+        source = ["--source", f"text={texts[0].parent}", "--tokenizer", str(tokenizer)]
+        if zephon_data(["prepare", *source, "--cache-dir", str(folder), "--workers", str(cores)]):
+            raise RuntimeError("zephon-data prepare failed; its messages are in the log")
 
     def open(self, folder: Path, run: Run, checkpoint: bytes | None = None) -> Batches:
-        source = SourceConfig(name="ids", path=str(folder / "ids.parquet"), token_field="ids")
-        return OurBatches(source, folder / "tokenizer", folder / "cache", run, checkpoint)
+        return OurBatches(open_loader(folder, run), checkpoint)
 
     def open_text(
         self, texts: Sequence[Path], tokenizer: Path, folder: Path, run: Run, checkpoint: bytes | None = None
     ) -> Batches:
         """Tokenizes all of it into a store, then delivers."""
         source = SourceConfig(name="text", path=str(texts[0].parent))
-        return OurBatches(source, tokenizer, folder, run, checkpoint)
+        return OurBatches(_build(source, tokenizer, folder, run), checkpoint)
 
     def checkpoint(self, states: Sequence[Any]) -> bytes:
         return json.dumps(states[0]).encode()  # the same on every rank
 
 
 class OurBatches(Batches):
-    def __init__(
-        self, source: SourceConfig, tokenizer: Path, cache: Path, run: Run, checkpoint: bytes | None = None
-    ) -> None:
-        self._loader: Loader = build_loader(
-            DataConfig(sources=[source], cache_dir=str(cache), seed=run.seed, max_build_minutes=600),
-            tokenizer,
-            seq_len=run.seq_len,
-            global_batch_size=run.global_batch or run.ranks * run.batch_rows,
-            local_batch_size=run.batch_rows,
-            dp_rank=run.rank,
-            dp_size=run.ranks,
-            num_workers=run.workers,
-            infinite=False,
-        )
+    def __init__(self, loader: Loader, checkpoint: bytes | None = None) -> None:
+        self._loader = loader
         if checkpoint is not None:
-            self._loader.load_state_dict(json.loads(checkpoint))
-        self._items = iter(self._loader)
+            loader.load_state_dict(json.loads(checkpoint))
+        self._items = iter(loader)
 
     def __next__(self) -> Batch:
         inputs, labels = next(self._items)
@@ -76,4 +63,24 @@ class OurBatches(Batches):
         return self._loader.state_dict()
 
     def close(self) -> None:
-        self._items.close()
+        self._items = iter(())  # ends its workers
+
+
+def open_loader(folder: Path, run: Run) -> Loader:
+    """The loader on what ``Adapter.write`` wrote."""
+    source = SourceConfig(name="ids", path=str(folder / "ids.parquet"), token_field="ids")
+    return _build(source, folder / "tokenizer", folder / "cache", run)
+
+
+def _build(source: SourceConfig, tokenizer: Path, cache: Path, run: Run) -> Loader:
+    return build_loader(
+        DataConfig(sources=[source], cache_dir=str(cache), seed=run.seed, max_build_minutes=600),
+        tokenizer,
+        seq_len=run.seq_len,
+        global_batch_size=run.global_batch or run.ranks * run.batch_rows,
+        local_batch_size=run.batch_rows,
+        dp_rank=run.rank,
+        dp_size=run.ranks,
+        num_workers=run.workers,
+        infinite=False,
+    )
