@@ -1,5 +1,6 @@
 """The documents that all loaders read: real text with its tokens, a part of it, and the corpus of identities."""
 
+import itertools
 import json
 import os
 import shutil
@@ -63,7 +64,7 @@ def identities(folder: Path, tokens: int, files: int = 4) -> Documents:
         (folder / "jsonl").mkdir(parents=True)
         cuts = np.random.default_rng(0).integers(1, _LONGEST_IDENTITY, tokens).cumsum()
         cuts = [0, *cuts[cuts < tokens].tolist(), tokens]
-        documents = [np.arange(a + 1, b + 1, dtype=np.int32) for a, b in zip(cuts, cuts[1:], strict=False)]
+        documents = [np.arange(a + 1, b + 1, dtype=np.int32) for a, b in itertools.pairwise(cuts)]
         for number in range(files):
             part = documents[number * len(documents) // files : (number + 1) * len(documents) // files]
             lines = (json.dumps({"text": " ".join(map(str, ids.tolist()))}) + "\n" for ids in part)

@@ -1,5 +1,6 @@
 """This repository's loader."""
 
+import functools
 import json
 import logging
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
 from zephon_patches import DataConfig, SourceConfig, build_loader
 from zephon_patches.cli.__main__ import main as zephon_data
 from zephon_patches.loader.loader import Loader
+from zephon_patches.prepare.tokenizers import TextTokenizer
 
 logging.getLogger("zephon_patches").setLevel(logging.ERROR)
 
@@ -75,7 +77,7 @@ def open_loader(folder: Path, run: Run) -> Loader:
 def _build(source: SourceConfig, tokenizer: Path, cache: Path, run: Run) -> Loader:
     return build_loader(
         DataConfig(sources=[source], cache_dir=str(cache), seed=run.seed, max_build_minutes=600),
-        tokenizer,
+        tokenizer if run.ranks == 1 else _tokenizer(tokenizer),
         seq_len=run.seq_len,
         global_batch_size=run.global_batch or run.ranks * run.batch_rows,
         local_batch_size=run.batch_rows,
@@ -84,3 +86,9 @@ def _build(source: SourceConfig, tokenizer: Path, cache: Path, run: Run) -> Load
         num_workers=run.workers,
         infinite=False,
     )
+
+
+@functools.cache
+def _tokenizer(folder: Path) -> TextTokenizer:
+    """Read once for all ranks of this process; where there is one rank, reading it is part of opening."""
+    return TextTokenizer(folder)

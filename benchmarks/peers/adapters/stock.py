@@ -11,12 +11,12 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from datasets import load_dataset
+
+from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.config import JobConfig
 from torchtitan.hf_datasets import DatasetConfig, text_datasets
-
-from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
 
 logging.getLogger().setLevel(logging.ERROR)
 
