@@ -1,5 +1,6 @@
 """All ranks of a run, step by step: side by side in this process, or each in a fork of it."""
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -14,6 +15,7 @@ import numpy as np
 from benchmarks.peers.adapters import IGNORE, Batch, Batches, Peer, Run
 
 _ANSWER_SECONDS = 120.0
+_END = "end"
 
 
 class Ranks:
@@ -100,7 +102,10 @@ class _Forked:
         return answer
 
     def close(self) -> None:
-        self._pipe.close()  # ends its loop
+        # Closing would not end its loop: forks have copies of this end.
+        with contextlib.suppress(OSError):
+            self._pipe.send(_END)
+        self._pipe.close()
         self._process.join(5)
         if self._process.is_alive():
             self._process.kill()
@@ -122,6 +127,8 @@ def _serve(pipe: Connection, peer: Peer, folder: Path, run: Run, checkpoint: byt
                 pipe.send((False, f"{type(error).__name__}: {error}"))
                 return
             question = pipe.recv()
+            if question == _END:
+                return
     except (EOFError, OSError):
         pass
     finally:
