@@ -29,14 +29,15 @@ class Adapter(Peer):
     packages = ("litdata", "torch", "numpy")
     settings = {  # noqa: RUF012
         "defaults": {},
-        "full shuffle in chunks": {"item_shuffle_window": 0},
+        "drop_last, full shuffle in chunks": {"drop_last": True, "item_shuffle_window": 0},
     }
     forks_ranks = True
     notes = (
         "LitData: `shuffle=True`, `TokensLoader(block_size=seq_len + 1)`, arrays of the smallest type. By default it "
         "shuffles in windows of 256 rows of a chunk (`item_shuffle_window`); with 0, all rows of a chunk.",
-        "LitData cuts each chunk by itself and drops the rest of it, and with several ranks drops what makes no whole "
-        "batch on all of them (`drop_last`, which it sets there).",
+        "LitData cuts each chunk by itself and drops the rest of it, and with several ranks it sets `drop_last`; a "
+        "checkpoint of several is then refused by one rank unless `drop_last=True` is given there. Where the ranks do "
+        "not divide the global batch it goes back to the last whole step of the new size without a message.",
     )
 
     def write(self, documents: Documents, folder: Path, seq_len: int) -> None:
@@ -107,6 +108,7 @@ def _optimize(function: Any, inputs: Sequence[Any], folder: Path, seq_len: int, 
         chunk_size=_CHUNK_TOKENS // (seq_len + 1) * (seq_len + 1),
         item_loader=TokensLoader(),
         num_workers=workers,
+        start_method="fork",  # faster than its default, spawn
         verbose=False,
     )
 
