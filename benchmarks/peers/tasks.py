@@ -214,12 +214,13 @@ def elastic(peer: Peer, folder: str, run: dict[str, Any], setting: str, steps: i
     if same == len(rest) == len(after):
         return {"verdict": "identical"}
     if same >= len(rest) - 1 and len(after) - same <= 1:  # loaders drop or fill up what makes no whole step
-        return {"verdict": "identical but the last step"}
+        return {"verdict": "identical but for the last step"}
     expected, found = (np.concatenate(part).ravel() for part in (whole, whole[:steps] + after))
     size = max(int(expected.max()), int(found.max())) + 1
     surplus = (np.bincount(found, minlength=size) - np.bincount(expected, minlength=size))[1:]  # 0 is padding
     missing, repeated = int(-surplus[surplus < 0].sum()), int(surplus[surplus > 0].sum())
-    # At an epoch's end a loader may drop, or fill up, what makes no whole step; not repeat what came before the restore.
+    # At an epoch's end a loader may drop, or fill up, what makes no whole step, but not repeat
+    # what came before the restore.
     allowed = described.ranks * described.batch_rows * described.seq_len
     again = np.intersect1d(np.concatenate(whole[:steps]), np.concatenate(after)).any() if after else False
     return {

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grain
 import numpy as np
 import torch
-
-import grain
 from array_record.python.array_record_module import ArrayRecordWriter
+
 from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
 from benchmarks.peers.adapters.text import Encoder, rows
 
@@ -93,8 +93,10 @@ class Adapter(Peer):
         """The text of its files: one for each process, or one in all from ``ElasticIterator``."""
         if "global_next_index" in states[0]:
             states = states[:1]
-        names = [f"process_{rank}-of-{len(states)}.json" for rank in range(len(states))]
-        return json.dumps({name: json.dumps(state, indent=4) for name, state in zip(names, states, strict=True)}).encode()
+        files = {
+            f"process_{rank}-of-{len(states)}.json": json.dumps(state, indent=4) for rank, state in enumerate(states)
+        }
+        return json.dumps(files).encode()
 
 
 class ElasticBatches(Batches):

@@ -5,6 +5,7 @@ blocks are cut from each chunk, inputs and labels from each block.
 """
 
 import io
+import itertools
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
 from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
 from benchmarks.peers.adapters.text import Encoder
-from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
 logging.getLogger("litdata").setLevel(logging.ERROR)
 
@@ -121,7 +122,7 @@ def _encode(tokenizer: Path, path: str) -> Iterator[np.ndarray]:
 
 def _parts_of(documents: Documents, count: int) -> list[tuple[int, int]]:
     cuts = [number * len(documents) // count for number in range(count + 1)]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(itertools.pairwise(cuts))
 
 
 def _part_of(folder: Path, part: tuple[int, int]) -> Iterator[np.ndarray]:

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, Sampler
 
 from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
@@ -145,5 +144,3 @@ def _write(documents: Iterable[np.ndarray], folder: Path, vocabulary: int) -> No
         builder.add_document(ids, [len(ids)])
     builder.finalize(str(folder / "text.idx"))
     (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
-
-

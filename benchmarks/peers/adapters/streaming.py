@@ -23,7 +23,7 @@ from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
 from benchmarks.peers.adapters.text import Encoder, rows
 
 try:
-    import torchvision
+    import torchvision  # noqa: F401
 except (ImportError, RuntimeError):
     # streaming imports its data sets of images whether they are wanted or not, and PyPI's torchvision does not load
     # beside a torch without CUDA.
