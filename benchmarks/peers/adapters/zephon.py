@@ -57,11 +57,11 @@ class Adapter(Peer):
     text_settings = {"JSON lines": False, "Vortex first": True}  # noqa: RUF012
     forks_ranks = True
     notes = (
-        "`zephon`: Vortex files, uint16, which were faster than Parquet in every setting tried. Documents are packed by "
-        "`pack_flat` with `wrap`; rows were cut beforehand. A data set much smaller than its chunk of 16,384 samples "
-        "would go to one lane, so chunks are made smaller there. In tables g and h it has as many lanes as rows in a "
-        "global batch, the most that can be chosen; where ranks do not divide the lanes each takes as many rows as it "
-        "has lanes, which a trainer would have to allow for.",
+        "Vortex files of uint16, which were faster than Parquet in every setting tried. Documents are packed by "
+        "`pack_flat` with `wrap`; rows were cut beforehand. A data set smaller than a chunk of 16,384 samples goes to "
+        "one lane, so chunks are made smaller there. In table h it has as many lanes as there are rows in a global "
+        "batch, the most that can be chosen; where ranks do not divide the lanes, each takes as many rows as it has "
+        "lanes, which a trainer would have to allow for.",
     )
 
     def write(self, documents: Documents, folder: Path, seq_len: int) -> None:
