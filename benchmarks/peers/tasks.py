@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +209,10 @@ def elastic(peer: Peer, folder: str, run: dict[str, Any], setting: str, steps: i
     except Exception as error:
         traceback.print_exc()
         return {"verdict": "refused", "why": one_line(error)}
-    if list(map(_as_set, after)) == list(map(_as_set, whole[steps:])):
+    found_steps, expected_steps = (list(map(_as_set, part)) for part in (after, whole[steps:]))
+    if found_steps == expected_steps:
         return {"verdict": "identical"}
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(found_steps, expected_steps, strict=False))))
     expected, found = (np.concatenate(part).ravel() for part in (whole, whole[:steps] + after))
     size = max(int(expected.max()), int(found.max())) + 1
     surplus = (np.bincount(found, minlength=size) - np.bincount(expected, minlength=size))[1:]  # 0 is padding
@@ -221,7 +223,8 @@ def elastic(peer: Peer, folder: str, run: dict[str, Any], setting: str, steps: i
         "verdict": "other batches" if max(missing, repeated) <= allowed else "silently wrong",
         "missing": missing / len(expected),
         "repeated": repeated / len(expected),
-        "steps": len(after),
+        "same_steps": same,
+        "steps": len(expected_steps),
     }
 
 
