@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.peers import tables
 from benchmarks.peers.adapters import NAMES
-from benchmarks.peers.measure import TABLES, Bench
+from benchmarks.peers.measure import TABLES, Bench, prepare
 
 MARKERS = "<!-- tables: begin -->", "<!-- tables: end -->"
 ALWAYS = "limit", "ours"
@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement of table a (2)")
     parser.add_argument("--megabytes", type=int, default=150, help="text to collect (150)")
     parser.add_argument("--text-megabytes", type=int, default=12, help="of it for tables b and c (12)")
+    parser.add_argument("--prepare", action="store_true", help="measure nothing: environments, text and formats only")
     parser.add_argument("--keep", action="store_true", help="measure only the tables that the folder does not have")
     parser.add_argument("--print", action="store_true", help="measure nothing, print what the folder has")
     parser.add_argument("--write", type=Path, metavar="FILE", help="Markdown file that gets the tables")
@@ -75,6 +76,9 @@ def _measure(args: argparse.Namespace, wanted: Sequence[str]) -> Any:
     peers = [name for name in NAMES if not args.peers or name in (*ALWAYS, *args.peers)]
     folder = args.folder.resolve()
     with Bench(folder, peers, args.rounds, args.seconds, args.megabytes, args.text_megabytes) as bench:
+        if args.prepare:
+            prepare(bench)
+            return
         for table in wanted:
             started = time.monotonic()
             measured = TABLES[table](bench)

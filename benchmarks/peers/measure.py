@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -99,10 +100,13 @@ class Bench:
         documents = self.corpus(corpus)
         folder = self.folder / "formats" / f"{name}-{documents.folder.name}"
         folder.parent.mkdir(exist_ok=True)
+        if folder.is_dir():
+            return str(folder)
         seq_len = SHORT_ROWS if corpus == "identities" else 2048
         answer = self.ask(name, "write", documents=str(documents.folder), folder=str(folder), seq_len=seq_len)
         if answer:
             raise Failed(answer)
+        self.restart(name)  # what writing left in memory is no part of the measurements
         return str(folder)
 
     def process_id(self, name: str) -> int:
@@ -114,6 +118,20 @@ class Bench:
 
 class Failed(Exception):
     """A peer cannot take part in a table; its answer is the first argument."""
+
+
+def prepare(bench: Bench) -> None:
+    """Makes what the measurements need: environments, corpora, formats; says what fails."""
+    bench.corpus("text")
+    for name in bench.peers:
+        problem = bench.problem_of(name)
+        print(f"{name}: {problem or bench.greeting(name)['versions']}", file=sys.stderr)
+        for corpus in ("real", "identities") if problem is None else ():
+            try:
+                bench.written(name, corpus)
+            except Failed as error:
+                print(f"{name}: {corpus}: {error.args[0]}", file=sys.stderr)
+        bench.restart(name)
 
 
 def deliver(bench: Bench) -> Answer:

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import socket
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -15,7 +16,7 @@ import numpy as np
 from benchmarks.peers.adapters import IGNORE, Batch, Batches, Peer, Run
 
 _ANSWER_SECONDS = 120.0
-_END = "end"
+_END_SECONDS = 10.0
 
 
 class Ranks:
@@ -46,6 +47,8 @@ class Ranks:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        for rank in self._ranks:
+            rank.ask("end")
         for rank in self._ranks:
             rank.close()
 
@@ -88,28 +91,26 @@ class _Forked:
         theirs.close()
 
     def ask(self, question: str) -> None:
-        self._pipe.send(question)
+        with contextlib.suppress(OSError):  # the answer says that it ended
+            self._pipe.send(question)
 
     def answer(self) -> Any:
         if not self._pipe.poll(_ANSWER_SECONDS):
             raise RuntimeError(f"a rank gave no answer for {_ANSWER_SECONDS:.0f} s")
         try:
             succeeded, answer = self._pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise RuntimeError("a rank's process ended") from None
         if not succeeded:
             raise RuntimeError(answer)
         return answer
 
     def close(self) -> None:
-        # Closing would not end its loop: forks have copies of this end.
-        with contextlib.suppress(OSError):
-            self._pipe.send(_END)
-        self._pipe.close()
-        self._process.join(5)
+        self._process.join(_END_SECONDS)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        self._pipe.close()
 
 
 def _serve(pipe: Connection, peer: Peer, folder: Path, run: Run, checkpoint: bytes | None, port: int) -> None:
@@ -118,19 +119,16 @@ def _serve(pipe: Connection, peer: Peer, folder: Path, run: Run, checkpoint: byt
     batches = None
     question = ""
     try:
-        while True:
+        while question != "end":
             try:
                 if batches is None:
                     batches = peer.open(folder, run, checkpoint)
                 pipe.send((True, _answer(batches, question)))
             except Exception as error:
+                traceback.print_exc()
                 pipe.send((False, f"{type(error).__name__}: {error}"))
                 return
             question = pipe.recv()
-            if question == _END:
-                return
-    except (EOFError, OSError):
-        pass
     finally:
         if batches is not None:
             batches.close()

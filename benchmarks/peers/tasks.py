@@ -209,11 +209,11 @@ def elastic(peer: Peer, folder: str, run: dict[str, Any], setting: str, steps: i
     except Exception as error:
         traceback.print_exc()
         return {"verdict": "refused", "why": one_line(error)}
-    rest = list(map(_as_set, whole[steps:]))
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(map(_as_set, after), rest, strict=False)))
-    if same == len(rest) == len(after):
+    found_steps, expected_steps = (list(map(_as_set, part)) for part in (after, whole[steps:]))
+    if found_steps == expected_steps:
         return {"verdict": "identical"}
-    if same >= len(rest) - 1 and len(after) - same <= 1:  # loaders drop or fill up what makes no whole step
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(found_steps, expected_steps, strict=False))))
+    if same >= len(expected_steps) - 1 and len(after) - same <= 1:  # some drop or fill up what makes no whole step
         return {"verdict": "identical but for the last step"}
     expected, found = (np.concatenate(part).ravel() for part in (whole, whole[:steps] + after))
     size = max(int(expected.max()), int(found.max())) + 1
@@ -227,7 +227,8 @@ def elastic(peer: Peer, folder: str, run: dict[str, Any], setting: str, steps: i
         "verdict": "silently wrong" if again or max(missing, repeated) > allowed else "other batches",
         "missing": missing / len(expected),
         "repeated": repeated / len(expected),
-        "steps": len(after),
+        "same_steps": same,
+        "steps": len(expected_steps),
     }
 
 
