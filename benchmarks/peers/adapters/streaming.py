@@ -4,11 +4,14 @@ The rows are made as MosaicML's own recipe for pretraining makes them: documents
 dropped, each row an array of the smallest type. The model shifts, so there are no labels.
 """
 
+import atexit
 import json
 import logging
 import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec
@@ -52,10 +55,13 @@ class Adapter(Peer):
         "machine. Rows are cut when the shards are written, without the token behind the last one. Its threads sleep "
         "7 ms (`TICK`) whenever they are `predownload` samples ahead, 8 batches by default: a larger one is faster.",
         "mosaicml-streaming: a global batch that the ranks do not divide cannot be told to it; with 5 and 7 ranks "
-        "each rank takes as many rows as are needed to reach 24, so a step is larger.",
+        "each rank takes as many rows as are needed to reach 24, so a step is larger. Where the ranks do not divide the rows of an epoch, the last step has some rows twice.",
     )
 
     def __init__(self) -> None:
+        # Each data set leaves two lock files there, and the next one looks at all of them.
+        tempfile.tempdir = tempfile.mkdtemp(prefix="streaming-")
+        atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
         clean_stale_shared_memory()
 
     def write(self, documents: Documents, folder: Path, seq_len: int) -> None:
