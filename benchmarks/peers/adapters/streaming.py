@@ -53,9 +53,10 @@ class Adapter(Peer):
     notes = (
         "mosaicml-streaming: `shuffle=True` with its default `py1e`, `batch_size` as it demands, all ranks on one "
         "machine. Rows are cut when the shards are written, without the token behind the last one. Its threads sleep "
-        "7 ms (`TICK`) whenever they are `predownload` samples ahead, 8 batches by default: a larger one is faster.",
+        "7 ms (`TICK`) whenever they are `predownload` samples ahead, 8 batches by default; so a larger one was tried.",
         "mosaicml-streaming: a global batch that the ranks do not divide cannot be told to it; with 5 and 7 ranks "
-        "each rank takes as many rows as are needed to reach 24, so a step is larger. Where the ranks do not divide the rows of an epoch, the last step has some rows twice.",
+        "each rank takes as many rows as are needed to reach 24, so a step is larger. Where the ranks do not "
+        "divide the rows of an epoch, the last step has some rows twice.",
     )
 
     def __init__(self) -> None:
