@@ -58,10 +58,12 @@ class Adapter(Peer):
     forks_ranks = True
     notes = (
         "Vortex files of uint16, which were faster than Parquet in every setting tried. Documents are packed by "
-        "`pack_flat` with `wrap`; rows were cut beforehand. With several lanes the default chunk of 16,384 samples is "
-        "too large for data as small as this, and some lanes would run out long before others: there are 64 a lane. In table h it has as many lanes as there are rows in a global "
-        "batch, the most that can be chosen; where ranks do not divide the lanes, each takes as many rows as it has "
-        "lanes, which a trainer would have to allow for.",
+        "`pack_flat` with `wrap`; rows were cut beforehand.",
+        "With several lanes its default chunk of 16,384 samples is too large for data as small as this: there are 64 "
+        "chunks a lane, so that lanes run out at about the same step. Packed lanes still do not hold the same number "
+        "of rows; where some have run out, near the end of the epoch, steps are made up otherwise at other ranks.",
+        "In table h it has as many lanes as there are rows in a global batch, the most that can be chosen. Where ranks "
+        "do not divide the lanes, each takes as many rows as it has lanes, which a trainer would have to allow for.",
     )
 
     def write(self, documents: Documents, folder: Path, seq_len: int) -> None:
