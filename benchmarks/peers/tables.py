@@ -197,6 +197,8 @@ def _verdict(answer: Answer) -> str:
         return problem(answer)
     if answer["verdict"] == "silently wrong":
         return f"**wrong**: {_percent(answer['missing'])} missing, {_percent(answer['repeated'])} twice"
+    if answer["verdict"] == "other batches" and answer["same_steps"]:
+        return f"identical for {answer['same_steps']} of {answer['steps']} steps, then other batches"
     return answer["verdict"]
 
 

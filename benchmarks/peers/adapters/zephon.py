@@ -21,7 +21,7 @@ from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
 
 _SAMPLES_PER_FILE = 2000
 _CHUNK = 16_384  # its default: samples that one lane gets at a time
-_CHUNKS_PER_LANE = 4  # so many at least, of a small data set
+_CHUNKS_PER_LANE = 64  # so many at least; with few of them some lanes run out long before others
 
 # The engine says so at each start where ranks do not divide the lanes.
 warnings.filterwarnings("ignore", message=r"\[zephon\]", category=RuntimeWarning)
@@ -58,10 +58,12 @@ class Adapter(Peer):
     forks_ranks = True
     notes = (
         "Vortex files of uint16, which were faster than Parquet in every setting tried. Documents are packed by "
-        "`pack_flat` with `wrap`; rows were cut beforehand. A data set smaller than a chunk of 16,384 samples goes to "
-        "one lane, so chunks are made smaller there. In table h it has as many lanes as there are rows in a global "
-        "batch, the most that can be chosen; where ranks do not divide the lanes, each takes as many rows as it has "
-        "lanes, which a trainer would have to allow for.",
+        "`pack_flat` with `wrap`; rows were cut beforehand.",
+        "With several lanes its default chunk of 16,384 samples is too large for data as small as this: there are 64 "
+        "chunks a lane, so that lanes run out at about the same step. Packed lanes still do not hold the same number "
+        "of rows; where some have run out, near the end of the epoch, steps are made up otherwise at other ranks.",
+        "In table h it has as many lanes as there are rows in a global batch, the most that can be chosen. Where ranks "
+        "do not divide the lanes, each takes as many rows as it has lanes, which a trainer would have to allow for.",
     )
 
     def write(self, documents: Documents, folder: Path, seq_len: int) -> None:
@@ -125,7 +127,7 @@ def _pipeline(data: Path, run: Run, shuffle: dict[str, Any]) -> zephon.Pipeline:
         datasets=[dataset],
         mixture=MixtureSpec({"data": 1.0}),
         seed=run.seed,
-        chunk_size=min(_CHUNK, max(1, dataset.total() // (lanes * _CHUNKS_PER_LANE))),
+        chunk_size=_CHUNK if lanes == 1 else min(_CHUNK, max(1, dataset.total() // (lanes * _CHUNKS_PER_LANE))),
         exhausted_policy="redistribute",  # one pass, the short end included; "stop" leaves that out
         **shuffle,
     )
