@@ -21,7 +21,7 @@ REQUIREMENTS: dict[str, str | None] = {
     "ours": None,
     "stock": "shared",
     "zephon": "shared",
-    "streaming": "shared",
+    "streaming": "streaming",
     "litdata": "shared",
     "megatron": "shared",
     "grain": "shared",
