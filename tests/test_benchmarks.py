@@ -70,17 +70,19 @@ class Wrong(Peer):
     """A loader over rows 0, 1, 2 and so on that keeps its place by rank, and may do something wrong with it."""
 
     title = "wrong"
-    settings = {"restarts": 0, "skips": 1, "refuses": 2, "shuffles the rest": 3}  # noqa: RUF012
+    settings = {"restarts": 0, "skips": 1, "refuses": 2, "shuffles the rest": 3, "drops the end": 4}  # noqa: RUF012
 
     def open(self, folder: Path, run: Run, checkpoint: bytes | None = None) -> Batches:
         place = 0 if checkpoint is None else int(checkpoint)
         if checkpoint is not None and run.ranks != 4:
             if run.extra == 2:
                 raise ValueError("no other number of ranks")
-            place = {0: 0, 1: place + 24, 3: place}[run.extra]
+            place = {0: 0, 1: place + 24}.get(run.extra, place)
         rows = np.arange(1, 160 * SEQ_LEN + 1).reshape(160, SEQ_LEN)[place:]
         if run.extra == 3 and checkpoint is not None and run.ranks != 4:
             rows = rows[::-1].copy()
+        if run.extra == 4 and checkpoint is not None and run.ranks != 4:
+            rows = rows[:-1]
         return _Rows(rows, run, place)
 
     def checkpoint(self, states: list[int]) -> bytes:
@@ -112,6 +114,7 @@ class _Rows(Batches):
         ("skips", "silently wrong"),
         ("refuses", "refused"),
         ("shuffles the rest", "other batches"),
+        ("drops the end", "identical but for the last step"),
     ],
 )
 @pytest.mark.parametrize("forks", [False, True])
