@@ -46,8 +46,10 @@ class Adapter(Peer):
         "(`group_size:1`, not compressed), with a global shuffle and `ElasticIterator`; or whole documents from "
         "ArrayRecord files, packed by `ConcatThenSplitIterDataset`. Its documentation asks for no threads "
         "(`num_threads=0`) where data are in memory; 16 are its default.",
-        "Grain's `ElasticIterator` drops the last batch of an epoch if it is not whole, and refuses a global batch "
-        "that the number of processes does not divide. Without it a checkpoint is a file for each process.",
+        "Grain's `ElasticIterator` refuses a global batch that the number of processes does not divide. Each process "
+        "drops its last batch if that is not whole, so at an epoch's end some may have one batch more than others. "
+        "Without `ElasticIterator` a checkpoint is a file for each process. Its worker processes are spawned: each "
+        "imports the program anew, PyTorch included.",
     )
 
     def write(self, documents: Documents, folder: Path, seq_len: int) -> None:
