@@ -142,7 +142,7 @@ class _Here(measure.Bench):
 
 
 def test_measurements_become_a_table(tmp_path: Path, documents: Documents) -> None:
-    bench = _Here(tmp_path, ["limit", "ours"], rounds=2, seconds=0.01, megabytes=1, text_megabytes=1)
+    bench = _Here(tmp_path, ["limit", "ours"], rounds=2, seconds=0.001, megabytes=1, text_megabytes=1)
     bench.documents = documents
     found = measure.deliver(bench)
     assert [len(found[name][setting]) for name, setting in (("limit", "one file"), ("ours", "default"))] == [2, 2]

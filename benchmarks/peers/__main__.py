@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 (results / f"{table}.json").write_text(json.dumps(measured, indent=1))
     if not args.peers:
         found = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("?.json"))}
-    text = "\n".join(_shown(table, found[table]) for table in sorted(found))
+    text = "\n".join([*(_shown(table, found[table]) for table in sorted(found)), *_notes(found)])
     print(text)
     if args.write:
         _write(args.write, text)
@@ -125,6 +125,12 @@ def _shown(table: str, found: dict[str, Any]) -> str:
     versions = ", ".join(f"{package} {number}" for package, number in about["versions"].items())
     parts.append(f"`{about['command']}`, {about['date']}, {about['machine']}; Python {about['python']}, {versions}\n")
     return "\n".join(parts)
+
+
+def _notes(found: dict[str, Any]) -> list[str]:
+    """What the adapters say of themselves, once each."""
+    notes = {note: None for table in found.values() for name in NAMES for note in table["about"]["notes"].get(name, [])}
+    return ["### How each is run\n", *(f"- {note}" for note in notes)] if notes else []
 
 
 def _write(path: Path, text: str) -> None:

@@ -129,8 +129,10 @@ class Worker:
 def _only_benchmarks(folder: Path) -> Path:
     path = folder / "path"
     path.mkdir(parents=True, exist_ok=True)
-    if not (path / "benchmarks").is_symlink():
-        (path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    link = path / "benchmarks"
+    if not link.is_symlink() or link.readlink() != ROOT / "benchmarks":  # of another copy of the repository
+        link.unlink(missing_ok=True)
+        link.symlink_to(ROOT / "benchmarks")
     return path
 
 

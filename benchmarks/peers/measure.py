@@ -29,7 +29,7 @@ WORKERS = (0, 2)
 CHECKPOINT_RANKS = (1, 8)
 _CHECKPOINT_STEP = 20
 _SAMPLE_SECONDS = 0.02
-_TASK_SECONDS = 300.0
+_TASK_SECONDS = 600.0
 
 
 class Bench:
@@ -144,7 +144,7 @@ def deliver(bench: Bench) -> Answer:
         with _failing(measured, name):
             folder = bench.written(name, "real")
             for setting in bench.greeting(name)["settings"]:
-                bench.ask(name, "deliver", folder=folder, setting=setting, seconds=0.3)  # warms up
+                bench.ask(name, "deliver", folder=folder, setting=setting, seconds=bench.seconds / 8)  # warms up
                 measured.setdefault(name, {})[setting] = (folder, setting)
     return _alternate(
         bench,
@@ -233,7 +233,7 @@ def memory(bench: Bench) -> Answer:
         before = memory_of(bench.process_id(name))
         with _watching(bench.process_id(name)) as peak:
             arguments = {"folder": folder, "setting": setting, "workers": workers}
-            answer = bench.ask(name, "deliver", seconds=2 * bench.seconds, touch=True, **arguments)
+            answer = bench.ask(name, "deliver", seconds=bench.seconds, touch=True, **arguments)
         return {**answer, "before": before, "peak": peak}
 
     return _alternate(bench, measured, one)

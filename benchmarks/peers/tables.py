@@ -226,6 +226,10 @@ def _first_refusals(answers: Answer) -> list[tuple[str, Answer]]:
     return list(first.values())
 
 
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 _THIS = "this repository is"
 _TABLES: dict[str, tuple[str, Row, Callable[[str, Answer, Answer], list[Row]]]] = {
     "a": (
@@ -253,7 +257,7 @@ _TABLES: dict[str, tuple[str, Row, Callable[[str, Answer, Answer], list[Row]]]] 
     ),
     "e": (
         "Bytes of the data's part of a checkpoint",
-        ["loader", "setting", *[f"{ranks} ranks" if ranks > 1 else "1 rank" for ranks in CHECKPOINT_RANKS]],
+        ["loader", "setting", *[_several(ranks, "rank") for ranks in CHECKPOINT_RANKS]],
         _rows_e,
     ),
     "f": (
@@ -266,7 +270,7 @@ _TABLES: dict[str, tuple[str, Row, Callable[[str, Answer, Answer], list[Row]]]] 
     ),
     "g": (
         "Tokens of one epoch: missing / repeated / an input but never a label",
-        ["loader", "setting", *[f"{ranks} ranks, {workers} workers" for ranks, workers in EPOCHS]],
+        ["loader", "setting", *[f"{_several(one, 'rank')}, {_several(other, 'worker')}" for one, other in EPOCHS]],
         _rows_g,
     ),
     "h": (

@@ -57,13 +57,13 @@ class Adapter(Peer):
     text_settings = {"JSON lines": False, "Vortex first": True}  # noqa: RUF012
     forks_ranks = True
     notes = (
-        "Vortex files of uint16, which were faster than Parquet in every setting tried. Documents are packed by "
-        "`pack_flat` with `wrap`; rows were cut beforehand.",
-        "With several lanes its default chunk of 16,384 samples is too large for data as small as this: there are 64 "
-        "chunks a lane, so that lanes run out at about the same step. Packed lanes still do not hold the same number "
-        "of rows; where some have run out, near the end of the epoch, steps are made up otherwise at other ranks.",
-        "In table h it has as many lanes as there are rows in a global batch, the most that can be chosen. Where ranks "
-        "do not divide the lanes, each takes as many rows as it has lanes, which a trainer would have to allow for.",
+        "zephon: Vortex files of uint16, which were faster than Parquet in every setting tried. Documents are packed "
+        "by `pack_flat` with `wrap`; rows were cut beforehand.",
+        "zephon: with several lanes its default chunk of 16,384 samples is too large for data as small as this: there "
+        "are 64 chunks a lane, so that lanes run out at about the same step. Packed lanes still do not hold the same "
+        "number of rows; where some have run out, near the epoch's end, steps are made up otherwise at other ranks.",
+        "zephon: in table h it has as many lanes as there are rows in a global batch, the most that can be chosen. "
+        "Where ranks do not divide the lanes, each takes as many rows as it has lanes; a trainer must allow for it.",
     )
 
     def write(self, documents: Documents, folder: Path, seq_len: int) -> None:
