@@ -21,6 +21,15 @@ CALLS |= {"importlib.import_module", "import_module", "yaml.load", "torch.load",
 CALLS |= {"Environment", "jinja2.Environment", "Template", "jinja2.Template"}
 
 ALLOWED = {
+    (
+        "zephon_patches/cli/__main__.py",
+        "importlib.import_module",
+    ): "imports the command that is asked for, of a fixed list",
+    (
+        "zephon_patches/loader/pool.py",
+        "pickle",
+    ): "talks to worker processes that this process starts, by their own socket",
+    ("zephon_patches/loader/serve.py", "pickle"): "talks to the process that started this one, by its own socket",
     ("zephon_patches/prepare/build.py", "pickle"): "asks whether a job can be sent to worker processes; reads none",
     ("zephon_patches/prepare/parallel.py", "pickle"): "sends a job to worker processes that this process starts",
     (
