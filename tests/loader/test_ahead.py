@@ -1,6 +1,5 @@
 """Items that a thread takes in advance are the same ones, in the same order, with the same end."""
 
-import itertools
 import threading
 import time
 
@@ -37,12 +36,12 @@ def test_an_error_comes_behind_the_items_before_it_and_again():
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_no_more_than_the_depth_is_taken_before_it_is_asked_for(depth):
-    taken = itertools.count()
     last = -1
 
     def items():
         nonlocal last
-        for last in taken:
+        while True:
+            last += 1
             yield last
 
     ahead = Ahead(items(), depth)

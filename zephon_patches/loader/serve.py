@@ -8,6 +8,7 @@ pickles the rows; a reply says in which places of the bytes the item's tensors l
 """
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -81,6 +82,7 @@ def serve(reader: MicroBatchReader, channel: socket.socket, is_fork: bool) -> No
     if SIGNALS:  # a forkserver that started elsewhere has not inherited the mask
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     torch.set_num_threads(1)  # the threads of a pool are not there behind a fork
+    gc.freeze()  # the collector would write to all that a fork shares with its parent, and so copy it
     requests: SimpleQueue[Sequence[Row]] = SimpleQueue()
     replies: SimpleQueue[_Reply] = SimpleQueue()
     threading.Thread(target=_take_requests, args=(channel, requests, is_fork), daemon=True).start()
