@@ -1,7 +1,8 @@
 """The rows that one rank reads: numbers of each step, found in the global order.
 
 Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call; a mixture makes calls for
-each of its sources, so there the blocks are longer, unless all its data is small.
+each of its sources, so there the blocks are longer, unless all its data is small. The first blocks are short, so that the
+first batch comes soon, and each is twice as long as the one before.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from zephon_patches.order.global_order import GlobalOrder
 
 __all__ = ["plan_rows"]
 
+_FIRST_ROWS = 128
 _BLOCK_ROWS = 2048
 _MOST_BLOCKS = 16
 
@@ -41,7 +43,9 @@ def plan_rows(
     steps = iter(steps)
     rows = local_batch_size * mapping.micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size)
     block_rows = _BLOCK_ROWS * max(min(order.num_sources, _MOST_BLOCKS, order.num_samples // _BLOCK_ROWS), 1)
-    while block := list(islice(steps, max(1, block_rows // rows))):
+    size = min(_FIRST_ROWS, block_rows)
+    while block := list(islice(steps, max(1, size // rows))):
+        size = min(2 * size, block_rows)
         numbers = mapping.numbers_of_steps(
             np.array(block, dtype=np.int64), global_batch_size, local_batch_size, topology, skips
         ).reshape(len(block), rows)
