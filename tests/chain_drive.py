@@ -142,13 +142,15 @@ class World:
         self.tokenizer = make_texts(folder / "tokenizer", first_id=1000)
         self.edited = make_texts(folder / "edited")
         for name in LENGTHS:
-            path, first = self.edited.texts(name) / "0.jsonl", self.edited.first(name)
-            first_line, *others = path.read_text().splitlines(keepends=True)
-            swapped = re.sub(
-                rf"\b{first}_([01])\b", lambda word, first=first: f"{first}_{1 - int(word[1])}", first_line
-            )
-            assert swapped != first_line
-            path.write_text("".join([swapped, *others]))
+            path, counting = self.edited.texts(name) / "0.jsonl", self.edited.counting(name)
+            # A conversation without a label is left out, with what is edited in it.
+            edited = 0 if counting is None else [any(counts) for counts in counting].index(True)
+            number = self.edited.first(name) + edited
+            lines = path.read_text().splitlines(keepends=True)
+            swapped = re.sub(rf"\b{number}_([01])\b", lambda word, n=number: f"{n}_{1 - int(word[1])}", lines[edited])
+            assert swapped != lines[edited]
+            lines[edited] = swapped
+            path.write_text("".join(lines))
 
 
 _FOLDER: list[tempfile.TemporaryDirectory] = []  # removed at exit
