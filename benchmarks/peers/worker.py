@@ -6,6 +6,7 @@ It stays open, so that the command can alternate between peers. What a peer prin
 """
 
 import json
+import logging
 import os
 import sys
 import traceback
@@ -16,6 +17,7 @@ from benchmarks.peers.adapters import Unsupported, load_adapter
 
 
 def main() -> None:
+    logging.disable(logging.WARNING)  # what loaders say of themselves while they are measured
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     questions = os.fdopen(os.dup(0), "r")

@@ -6,7 +6,6 @@ blocks are cut from each chunk, inputs and labels from each block.
 
 import io
 import itertools
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,7 +19,6 @@ from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimiz
 from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
 from benchmarks.peers.adapters.text import Encoder
 
-logging.getLogger("litdata").setLevel(logging.ERROR)
 
 _CHUNK_TOKENS = 16 * 2**20  # about 64 MB of int32, its default size of a chunk in bytes
 

@@ -6,7 +6,6 @@ of it keeps of the data.
 """
 
 import json
-import logging
 import multiprocessing
 import os
 import warnings
@@ -27,8 +26,6 @@ with warnings.catch_warnings():
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
     from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
-
-logging.getLogger("megatron").setLevel(logging.ERROR)
 
 
 class Adapter(Peer):

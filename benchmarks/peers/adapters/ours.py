@@ -2,7 +2,6 @@
 
 import functools
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from zephon_patches import DataConfig, SourceConfig, build_loader
 from zephon_patches.cli.__main__ import main as zephon_data
 from zephon_patches.loader.loader import Loader
 from zephon_patches.prepare.tokenizers import TextTokenizer
-
-logging.getLogger("zephon_patches").setLevel(logging.ERROR)
 
 
 class Adapter(Peer):

@@ -1,6 +1,5 @@
 """TorchTitan's own loader, of the release; it tokenizes text while it trains."""
 
-import logging
 import pickle
 import shutil
 import tempfile
@@ -17,8 +16,6 @@ from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.config import JobConfig
 from torchtitan.hf_datasets import DatasetConfig, text_datasets
-
-logging.getLogger().setLevel(logging.ERROR)
 
 
 class Adapter(Peer):

@@ -6,7 +6,6 @@ dropped, each row an array of the smallest type. The model shifts, so there are 
 
 import atexit
 import json
-import logging
 import multiprocessing
 import os
 import shutil
@@ -37,7 +36,6 @@ except (ImportError, RuntimeError):
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory, merge_index
 
-logging.getLogger("streaming").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="streaming")
 
 
