@@ -19,7 +19,6 @@ from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimiz
 from benchmarks.peers.adapters import Batch, Batches, Documents, Peer, Run
 from benchmarks.peers.adapters.text import Encoder
 
-
 _CHUNK_TOKENS = 16 * 2**20  # about 64 MB of int32, its default size of a chunk in bytes
 
 
