@@ -88,7 +88,8 @@ def _run(items: Iterator[T], ready: "SimpleQueue[T | _End]", places: SimpleQueue
         while True:
             places.get()
             if stopped.is_set():
-                raise _stopped()
+                ready.put(_End(_stopped()))  # not raised here: its frames would keep the items
+                return
             ready.put(next(items))
     except StopIteration:
         ready.put(_End(None))
