@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +185,22 @@ def test_only_so_many_shards_stay_mapped(tmp_path, monkeypatch):
     for _ in range(2):
         assert [store.tokens(shard).tolist() for shard in (0, 1, 2)] == [[1], [2], [3]]
         assert len(store._maps) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts the maps of the process")
+def test_all_stores_of_a_process_together_keep_so_many_maps(tmp_path, monkeypatch):
+    # Linux counts a process's: 64 sources of 1,024 shards had too many.
+    monkeypatch.setattr("zephon_patches.store.reader._MAX_MAPS", 5)
+    folder = make_store(tmp_path / "s", [[1], [2], [3]])
+    stores = [TokenStore(folder) for _ in range(4)]
+    for _ in range(2):
+        for store in stores:
+            for shard in range(3):
+                assert store.tokens(shard).tolist() == [shard + 1]
+                assert store.pointers(shard).tolist() == [0]
+    assert Path("/proc/self/maps").read_text().count(str(folder)) == 5
+    dropped = weakref.ref(stores.pop())
+    del store
+    gc.collect()
+    assert dropped() is None, "what is kept of a store does not hold it"
+    assert pickle.loads(pickle.dumps(stores[0])).tokens(2).tolist() == [3]

@@ -5,13 +5,19 @@ a training loop that computes in the meantime need not wait for it.
 """
 
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Generic, TypeVar
+
+from zephon_patches.errors import LoaderError
 
 __all__ = ["Ahead"]
 
 T = TypeVar("T")
+
+# At exit behind the workers' end (``pool.py``), which lets a thread go on that waits for one; and the seconds for that.
+_AT_EXIT, _PATIENCE = 99, 1.0
 
 
 class _End:
@@ -22,7 +28,7 @@ class _End:
 
 
 class Ahead(Generic[T]):
-    """An iterator of the same items. To be stopped; nothing else ends its thread before the items do.
+    """An iterator of the same items. Its thread ends with them, when it is stopped or dropped, and at exit.
 
     Args:
         items: Used by the thread alone from now on.
@@ -39,11 +45,15 @@ class Ahead(Generic[T]):
             target=_run, args=(items, self._ready, self._places, self._stopped), name="items-ahead", daemon=True
         )
         self._thread.start()
+        # A thread that is there when the interpreter ends cannot end any more, and who joins it would wait.
+        Finalize(self, _stop, (self._thread, self._stopped, self._places, _PATIENCE), exitpriority=_AT_EXIT)
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
+        if not self._thread.is_alive() and self._ready.empty():
+            raise _stopped()  # in a fork; else there is an end
         item = self._ready.get()
         if isinstance(item, _End):
             self._ready.put(item)  # another call gets it, too
@@ -55,10 +65,22 @@ class Ahead(Generic[T]):
 
     def stop(self, seconds: float) -> bool:
         """Ends the thread behind the item that it takes, and waits so long for that. Whether it has ended."""
-        self._stopped.set()
-        self._places.put(None)
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        return _stop(self._thread, self._stopped, self._places, seconds)
+
+
+def _stop(thread: Thread, stopped: Event, places: SimpleQueue[None], seconds: float) -> bool:
+    stopped.set()
+    places.put(None)
+    if thread is current_thread():  # in which the garbage collector came upon who had its items
+        return False
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def _stopped() -> LoaderError:
+    return LoaderError(
+        "this iterator was stopped, or is another process's that this one was forked from; iter(loader) makes one"
+    )
 
 
 def _run(items: Iterator[T], ready: "SimpleQueue[T | _End]", places: SimpleQueue[None], stopped: Event) -> None:
@@ -66,6 +88,7 @@ def _run(items: Iterator[T], ready: "SimpleQueue[T | _End]", places: SimpleQueue
         while True:
             places.get()
             if stopped.is_set():
+                ready.put(_End(_stopped()))  # not raised here: its frames would keep the items
                 return
             ready.put(next(items))
     except StopIteration:

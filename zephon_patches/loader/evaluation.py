@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from zephon_patches.errors import LoaderError
 from zephon_patches.loader.collate import Item, MicroBatchReader
-from zephon_patches.loader.failure import ReadFailure, named
+from zephon_patches.loader.failure import Items, ReadFailure, named
 from zephon_patches.loader.plan import plan_rows
 from zephon_patches.loader.workers import Delivery, ItemReader
 from zephon_patches.mapping import Topology, even_steps, steps_from
@@ -64,18 +64,22 @@ class EvaluationLoader:
             steps = steps_from(0, self._batch_size, self._num_batches * self._batch_size)
         plan = plan_rows(self._order, steps, self._batch_size, self._local_batch_size, self._topology)
         self._iterator = marker = object()
-        return self._pass(self._items.items(plan), marker)
+        return Items(self._pass(self._items.items(plan), marker), lambda: "at sample 0")
 
     def _pass(self, items: Iterator[Item], marker: object) -> Iterator[Item]:
         batches = 0
         try:
+            self._check_last_pass(marker)
             for item in items:
-                # Persistent workers serve one pass at a time: an older one would get the new one's items.
-                if self._iterator is not marker:
-                    raise LoaderError("this pass was replaced by a later iter(loader); only the last one counts")
                 batches += 1
                 yield item
+                self._check_last_pass(marker)
         except ReadFailure as failure:
             rank, size = self._topology
             which = f"batch {batches + 1:,} of {len(self):,} of a validation pass, on dp_rank {rank:,} of {size:,}"
             raise named(failure, self._reader, which, None) from failure.__cause__
+
+    def _check_last_pass(self, marker: object) -> None:
+        """Before an item is asked for: persistent workers serve one pass at a time."""
+        if self._iterator is not marker:
+            raise LoaderError("this pass was replaced by a later iter(loader); only the last one counts")

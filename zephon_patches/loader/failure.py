@@ -4,12 +4,12 @@ Whoever reads a micro-batch knows its rows; whoever asked for it knows which num
 reader raises a ``ReadFailure``, and its owner makes an error of it that names all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from zephon_patches.errors import ReadError, ZephonError
-from zephon_patches.loader.collate import MicroBatchReader, Row
+from zephon_patches.errors import LoaderError, ReadError, ZephonError
+from zephon_patches.loader.collate import Item, MicroBatchReader, Row
 
-__all__ = ["ReadFailure", "failed_by", "named"]
+__all__ = ["Items", "ReadFailure", "failed_by", "named"]
 
 # Rows that a message lists.
 _LISTED = 8
@@ -29,6 +29,35 @@ class ReadFailure(Exception):
         self.kind = kind
         self.reason = reason
         self.rows = rows
+
+
+class Items:
+    """The same items. Behind an error, Ctrl-C too, it goes on with an error: an end would look like that of the data.
+
+    Args:
+        again: Where ``iter(loader)`` begins, in words.
+    """
+
+    def __init__(self, items: Iterator[Item], again: Callable[[], str]) -> None:
+        self._items = items
+        self._again = again
+        self._error = ""
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        if self._error:
+            raise LoaderError(
+                f"this iterator ended with an error; iter(loader) begins anew {self._again()}. The error: {self._error}"
+            )
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._error = str(error) or type(error).__name__
+            raise
 
 
 def failed_by(error: Exception) -> tuple[type[ZephonError], str]:

@@ -17,7 +17,7 @@ from zephon_patches import mapping
 from zephon_patches.config import MAX_NUMBER, whole
 from zephon_patches.errors import LoaderError, StateError, ZephonError
 from zephon_patches.loader.collate import Item, MicroBatchReader, Row
-from zephon_patches.loader.failure import ReadFailure, named
+from zephon_patches.loader.failure import Items, ReadFailure, named
 from zephon_patches.loader.plan import plan_rows
 from zephon_patches.loader.state import CURSOR, ORDER, accepted_change, check_order, read_state, with_changes
 from zephon_patches.loader.workers import Delivery, ItemReader
@@ -305,16 +305,22 @@ class Loader:
         self._iterator = marker = object()
         self._delivered = 0
         self._found_labels = False
-        return _Items(self, self._iterate(marker))
+        return Items(self._iterate(marker), lambda: f"at sample {self._cursor:,}, where the step starts")
 
     def _iterate(self, marker: object) -> Iterator[Item]:
         while True:
             self._check_last_iterator(marker)
             moves = self._moves
             items = self._items.items(self._plan())
-            asked = time.perf_counter()
-            for item in items:
+            while True:
+                asked = time.perf_counter()
+                try:
+                    item = next(items, None)
+                except ReadFailure as failure:
+                    raise self._named(failure) from failure.__cause__
                 self.seconds_waited += time.perf_counter() - asked
+                if item is None:
+                    return
                 if self.on_item is not None:
                     self.on_item(item)
                 self._delivered += 1
@@ -326,9 +332,6 @@ class Loader:
                 self._check_last_iterator(marker)
                 if self._moves != moves:
                     break
-                asked = time.perf_counter()
-            else:
-                return
             del items  # stops its workers and drops what they fetched ahead
 
     def _check_last_iterator(self, marker: object) -> None:
@@ -370,33 +373,3 @@ class Loader:
             f"on dp_rank {self.topology.dp_rank:,} of {self.topology.dp_size:,}"
         )
         return named(failure, self._reader, item, numbers[self._delivered].tolist())
-
-
-class _Items:
-    """A loader's iterator. Behind an error it goes on with an error: an end would look like that of the data."""
-
-    def __init__(self, loader: Loader, items: Iterator[Item]) -> None:
-        self._loader = loader
-        self._items = items
-        self._error = ""
-
-    def __iter__(self) -> Iterator[Item]:
-        return self
-
-    def __next__(self) -> Item:
-        try:
-            return next(self._items)
-        except StopIteration:
-            if not self._error:
-                raise
-            raise LoaderError(
-                f"this iterator ended with an error; iter(loader) begins anew at sample {self._loader.cursor:,}, where "
-                f"the step starts. The error: {self._error}"
-            ) from None
-        except ReadFailure as failure:
-            error = self._loader._named(failure)
-            self._error = str(error)
-            raise error from failure.__cause__
-        except Exception as error:
-            self._error = str(error)
-            raise

@@ -13,6 +13,7 @@ its parent is gone.
 """
 
 import multiprocessing
+import os
 import pickle
 import signal
 import socket
@@ -84,6 +85,7 @@ class WorkerPool:
         context = multiprocessing.get_context(start_method)
         self._ahead = ahead
         self._interrupted = False
+        self._pid = os.getpid()
         self._workers: list[_Worker] = []
         # Behind what multiprocessing does at exit it would wait for those that hang.
         self.close = Finalize(self, _end, (self._workers,), exitpriority=100)
@@ -106,10 +108,13 @@ class WorkerPool:
 
     @property
     def is_open(self) -> bool:
-        return self.close.still_active()
+        """False in a fork of the process, too, whose sockets are those of its parent."""
+        return self.close.still_active() and os.getpid() == self._pid
 
     def interrupt(self) -> None:
         """Lets who waits for an item, in another thread, get an error at once. Then the pool is to be closed."""
+        if not self.is_open:
+            return
         self._interrupted = True
         for worker in self._workers:
             worker.interrupt()
@@ -184,8 +189,8 @@ class _Worker:
                 target=serve, args=(reader, theirs, is_fork), name=f"reader-{number}", daemon=True
             )
             self.process.start()
-        except BaseException:
-            self.channel.close()
+        except BaseException:  # Ctrl-C, too, which another thread may have got: then there is a process
+            _cut(self.channel)
             raise
         finally:
             theirs.close()  # so that its end is seen
@@ -319,11 +324,15 @@ def _state_of(pid: int) -> str:
     return f" (it {words.get(state, f'is in state {state}')})"
 
 
+def _cut(channel: socket.socket) -> None:
+    with suppress(OSError):  # it is gone
+        channel.shutdown(socket.SHUT_RDWR)  # also where another process has this end, too
+    channel.close()
+
+
 def _end(workers: list[_Worker]) -> None:
     for worker in workers:
-        with suppress(OSError):  # it is gone
-            worker.channel.shutdown(socket.SHUT_RDWR)  # also where another process has this end, too
-        worker.channel.close()
+        _cut(worker.channel)
     for seconds in (_END, _KILLED):
         until = time.monotonic() + seconds
         for worker in workers:

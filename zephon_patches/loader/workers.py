@@ -73,7 +73,7 @@ class ItemReader:
         self._delivery = delivery
         self._pins = delivery.pin_memory and torch.accelerator.is_available()
         self._pool: WorkerPool | None = None  # of persistent workers
-        self._ahead: Ahead[Item] | None = None  # of the last iterator
+        self._ahead: Ahead[Item] | None = None  # of the last iterator, while that is there
 
     def items(self, plan: Iterator[Sequence[Row]]) -> Iterator[Item]:
         """The items of a plan. With workers, asking anew drops what was read ahead for the plan before.
@@ -94,6 +94,8 @@ class ItemReader:
             yield from ahead
         finally:
             self._end(ahead, pool)
+            if self._ahead is ahead:
+                self._ahead = None  # it holds items, or an error with all its frames
 
     def _open_pool(self) -> WorkerPool:
         """The persistent workers, if they do not hang, or others."""
