@@ -180,6 +180,23 @@ def test_one_token_that_is_changed_is_found(run, change, workers):
     assert run.audit().faults == ["segment-1: step 3: data-parallel rank 0 got other tokens"]
 
 
+def test_a_store_that_is_written_over_in_place_under_a_run_is_found_in_just_those_steps(tmp_path, monkeypatch):
+    run = TracedRun(make_corpus(tmp_path / "d60", D60), tmp_path / "run", monkeypatch)
+    sound = b""
+
+    def write(number, item):
+        nonlocal sound
+        if number in (11, 23):  # the last item of step 2, and of step 4
+            [path] = run.corpus.folder.glob("cache/web/*/*.bin")
+            sound = sound or path.read_bytes()
+            with path.open("r+b") as file:
+                file.write(bytes(len(sound)) if number == 11 else sound)
+        return item
+
+    run.start(1, 5, spoil=lambda rank: write)
+    assert run.audit().faults == [f"segment-1: step {step}: data-parallel rank 0 got other tokens" for step in (3, 4)]
+
+
 def test_two_ranks_that_are_swapped_are_found(run, monkeypatch):
     real = tracing.TraceWriter
 
