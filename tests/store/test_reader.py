@@ -184,3 +184,22 @@ def test_only_so_many_shards_stay_mapped(tmp_path, monkeypatch):
     for _ in range(2):
         assert [store.tokens(shard).tolist() for shard in (0, 1, 2)] == [[1], [2], [3]]
         assert len(store._maps) == 2
+
+
+def test_so_many_are_mapped_of_all_stores_and_of_all_kinds_of_files(tmp_path, monkeypatch):
+    """The system counts those of a process, which may have hundreds of sources with a thousand shards each."""
+    monkeypatch.setattr("zephon_patches.store.reader._MAX_MAPS", 3)
+    stores = [TokenStore(make_store(tmp_path / str(i), [[10 * i + 1], [10 * i + 2]])) for i in range(4)]
+
+    def maps() -> int:
+        return sum(str(tmp_path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    for _ in range(2):
+        for i, store in enumerate(stores):
+            for shard in (0, 1):
+                assert store.tokens(shard).tolist() == [10 * i + 1 + shard]
+                assert store.pointers(shard).tolist() == [0]
+                assert maps() <= 3
+    del store
+    stores.clear()
+    assert maps() == 0, "what is counted keeps no store"

@@ -15,6 +15,7 @@ import mmap
 import os
 import shlex
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -31,12 +32,28 @@ from zephon_patches.store.manifest import SPOTTED, Manifest, ShardRecord
 
 __all__ = ["TokenStore", "compare_index", "map_file", "open_mask"]
 
-# Linux allows a process 65,530 maps; the oldest one goes when there are as many as this.
-_MAX_MAPS = 4096
+# Linux allows a process 65,530 maps, those of its libraries and of plans among them. So many are those of all stores.
+_MAX_MAPS = 1 << 15
 
 _PROT_READ = 1
 _MAP_SHARED = 1
 _MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Maps(dict[int, np.ndarray]):
+    """The mapped files of one kind of a store, by shard. The process's oldest one goes when it has ``_MAX_MAPS``."""
+
+    def keep(self, shard: int, mapped: np.ndarray) -> np.ndarray:
+        while len(_kept) >= _MAX_MAPS:
+            maps, oldest = _kept.popleft()
+            if (of_a_store := maps()) is not None:
+                of_a_store.pop(oldest, None)
+        _kept.append((weakref.ref(self), shard))
+        self[shard] = mapped
+        return mapped
+
+
+_kept: deque[tuple[weakref.ref[_Maps], int]] = deque()
 
 
 class TokenStore:
@@ -74,9 +91,7 @@ class TokenStore:
         self._sums = _by_kind(manifest.shards, getattr)
         self._spots = _by_kind(manifest.shards, lambda shard, kind: shard.spots.get(kind, ""))
         self._dtype = np.dtype(manifest.dtype)
-        self._maps: dict[int, np.ndarray] = {}
-        self._pointers: dict[int, np.ndarray] = {}
-        self._masks: dict[int, np.ndarray] = {}
+        self._maps, self._pointers, self._masks = _Maps(), _Maps(), _Maps()
         self._files: list[tuple[str, int]] | None = None  # name and size of files with tokens in place
         if manifest.in_place:
             self._files = [(file.name, file.bytes) for file in manifest.files]
@@ -94,7 +109,7 @@ class TokenStore:
         return self.manifest.skipped
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": {}, "_pointers": {}, "_masks": {}}
+        return {**self.__dict__, "_maps": _Maps(), "_pointers": _Maps(), "_masks": _Maps()}
 
     def tokens(self, shard: int) -> np.ndarray:
         """All tokens of a shard: integers of the manifest's dtype, shape ``(tokens,)``, a read-only view of the file.
@@ -103,11 +118,7 @@ class TokenStore:
             StoreError: The file is missing or other than the manifest says, or nobody said where it is.
         """
         mapped = self._maps.get(shard)
-        if mapped is None:
-            if len(self._maps) >= _MAX_MAPS:
-                del self._maps[next(iter(self._maps))]
-            mapped = self._maps[shard] = self._map(shard)
-        return mapped
+        return self._maps.keep(shard, self._map(shard)) if mapped is None else mapped
 
     @property
     def itemsize(self) -> int:
@@ -131,9 +142,7 @@ class TokenStore:
             return None
         found = self._masks.get(shard)
         if found is None:
-            if len(self._masks) >= _MAX_MAPS:
-                del self._masks[next(iter(self._masks))]
-            found = self._masks[shard] = open_mask(self.folder, self.record(shard), self.verify)
+            found = self._masks.keep(shard, open_mask(self.folder, self.record(shard), self.verify))
         return found
 
     def pointers(self, shard: int) -> np.ndarray:
@@ -143,11 +152,7 @@ class TokenStore:
             StoreError: The index is missing or other than the manifest says.
         """
         found = self._pointers.get(shard)
-        if found is None:
-            if len(self._pointers) >= _MAX_MAPS:
-                del self._pointers[next(iter(self._pointers))]
-            found = self._pointers[shard] = self._map_pointers(shard)
-        return found
+        return self._pointers.keep(shard, self._map_pointers(shard)) if found is None else found
 
     def _map_pointers(self, shard: int) -> np.ndarray:
         record = self.record(shard)
