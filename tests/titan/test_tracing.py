@@ -133,6 +133,19 @@ def test_a_start_on_a_machine_whose_clock_is_behind_is_still_the_later_one(run, 
     assert [(s.dp_size, s.steps) for s in audit.segments] == [(2, (1, 4)), (1, (5, 6)), (1, (7, 7))]
 
 
+def test_names_of_starts_do_not_grow_and_other_folders_do_not_count(tmp_path):
+    folder = tmp_path / "data_trace"
+    (folder / "my notes").mkdir(parents=True)
+    assert tracing._behind_others("20260102-100000-000-aaaa", tmp_path) == "20260102-100000-000-aaaa"
+    names = ["20260102-100000-000-ffff"]
+    for _ in range(60):
+        (folder / names[-1]).mkdir()
+        names.append(tracing._behind_others("20260102-095959-000-bbbb", tmp_path))
+    assert names == sorted(set(names))
+    assert len(names[-1]) == len(names[1])
+    assert tracing._behind_others("20260102-100000-001-aaaa", tmp_path) == "20260102-100000-001-aaaa"
+
+
 def test_a_skip_that_is_added_when_going_back_is_proven(run):
     run.start(2, 6)
     run.start(3, 4, checkpoint__load_step=2, data__skip=[(30, 40)])
