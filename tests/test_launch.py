@@ -33,6 +33,9 @@ if statuses[int(rank)] != "dies":
 open(f"{folder}/there-{rank}-{os.getpid()}", "w").close()
 while not asked or statuses[int(rank)] == "stays":
     time.sleep(0.01)
+if statuses[int(rank)] == "late":
+    time.sleep(1)
+    sys.exit(0)
 sys.exit(int(statuses[int(rank)]))
 """
 
@@ -51,8 +54,8 @@ def restored(monkeypatch) -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def start(folder: Path, statuses: str, *arguments: str, send: int = signal.SIGTERM) -> int:
-    """Two ranks; this process gets a signal when they are there."""
+def start(folder: Path, statuses: str, *arguments: str, send: int = signal.SIGTERM, times: int = 1) -> int:
+    """Two ranks; this process gets a signal when they are there, once or more often."""
     (folder / "rank.py").write_text(RANK)
 
     def send_when_there() -> None:
@@ -60,6 +63,9 @@ def start(folder: Path, statuses: str, *arguments: str, send: int = signal.SIGTE
         while len(list(folder.glob("there-*"))) < 2 and time.monotonic() < end:
             time.sleep(0.01)
         os.kill(os.getpid(), send)
+        for _ in range(times - 1):
+            time.sleep(0.2)
+            os.kill(os.getpid(), send)
 
     thread = threading.Thread(target=send_when_there)
     thread.start()
@@ -93,6 +99,51 @@ def test_a_sigterm_ends_with_0_where_all_ranks_end_with_0(tmp_path, barriers, ca
     assert barriers == ["waited"], "for other machines, whose ranks end with these"
     assert "all ranks ended with status 0" in capsys.readouterr().err
     assert left_running(tmp_path) == []
+
+
+def test_further_sigterms_change_nothing_and_leave_no_rank(tmp_path, barriers):
+    """torchrun itself stops waiting at the third one, and the ranks go on without it."""
+    assert start(tmp_path, "late,late", times=4) == 0
+    assert barriers == ["waited"]
+    assert left_running(tmp_path) == []
+
+
+def test_further_interrupts_leave_no_rank(tmp_path, barriers):
+    with pytest.raises(SignalException, match=str(int(signal.SIGINT))):
+        start(tmp_path, "late,late", send=signal.SIGINT, times=4)
+    assert left_running(tmp_path) == []
+
+
+def test_a_sigterm_while_it_waits_for_other_machines_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalElasticAgent, "_exit_barrier", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    assert start(tmp_path, "0,0") == 0
+
+
+def test_a_sigterm_while_ranks_end_to_be_started_anew_is_kept_and_waits_for_no_machine(monkeypatch, barriers):
+    """A machine joins, so nobody comes to the exit; that the ranks end is not to be interrupted."""
+    ended = []
+
+    def end_ranks(self, death_sig, timeout):
+        os.kill(os.getpid(), signal.SIGTERM)
+        ended.append("all")
+
+    def run(self, role):
+        self._stop_workers(self._worker_group)
+        pytest.fail("the signal is lost")
+
+    def raise_it(number, frame):
+        raise SignalException("", signal.Signals(number))
+
+    signal.signal(signal.SIGTERM, raise_it)  # as torchrun's handler
+    monkeypatch.setattr(LocalElasticAgent, "_shutdown", end_ranks)
+    monkeypatch.setattr(LocalElasticAgent, "run", run)
+    monkeypatch.setattr(launch._Agent, "_ranks_ended_well", lambda self: True)
+    agent = object.__new__(launch._Agent)
+    agent._shutdown_timeout = 30
+    agent._worker_group = SimpleNamespace(state=WorkerState.HEALTHY, spec=SimpleNamespace(max_restarts=0))
+    with pytest.raises(launch._EndedWell):
+        agent.run()
+    assert (ended, barriers) == (["all"], [])
 
 
 def test_it_does_not_wait_for_machines_that_go_on_without_it(tmp_path, barriers):
@@ -151,7 +202,7 @@ def test_ranks_that_are_started_anew_have_as_long_as_is_set(monkeypatch):
     agent = object.__new__(launch._Agent)
     agent._shutdown_timeout = 120
     monkeypatch.setattr(agent, "_shutdown", lambda *args, timeout: waited.append(timeout), raising=False)
-    agent._stop_workers(None)
+    agent._stop_workers(SimpleNamespace())
     assert waited == [120]
 
 

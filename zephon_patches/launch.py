@@ -2,12 +2,14 @@
 
     python -m zephon_patches.launch --nproc_per_node 2 -m zephon_patches.train --job.config_file my.toml
 
-Three things are other than torchrun's:
+Four things are other than torchrun's:
 
 - torchrun that gets a SIGTERM hands it on to its ranks, waits for them (``--shutdown-timeout``, 30 seconds) and ends
   with status 1, whatever they ended with. Here it ends with 0 if all of them did, as they do after a checkpoint
   (``data.on_preempt = "checkpoint"``). It first waits for the other machines, whose ranks end with these; else their
   torchruns would wait 5 minutes for this one. With ``--max-restarts`` it does not, as the others go on without it.
+- torchrun that gets further signals while its ranks end stops waiting for them, at the third one, and leaves them
+  running. Here a signal that comes meanwhile counts when they have ended, and a further SIGTERM changes nothing.
 - ``--shutdown-timeout`` counts also where torchrun ends its ranks to start them anew, since a machine joins.
 - The first machine of a meeting has the store that the ranks of all of them start with. torchrun keeps its address
   when machines meet again, so after the first machine's death the others would wait for a store that is gone. Here
@@ -18,7 +20,10 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,6 +39,9 @@ __all__ = ["main"]
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
+# Those that torchrun raises an exception at, where nothing else is set.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
 
 class _EndedWell(SignalException):
     """Raised where torchrun's own is, when all ranks ended with status 0 after a SIGTERM."""
@@ -48,6 +56,7 @@ class _Agent(LocalElasticAgent):
         except SignalException as error:
             if error.sigval != signal.SIGTERM or not self._ranks_ended_well():
                 raise
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends, and one more says nothing new
             # In another state it has been there, or the machines are about to meet.
             if self._worker_group.state == WorkerState.HEALTHY and not self._worker_group.spec.max_restarts:
                 self._exit_barrier()  # type: ignore[no-untyped-call]
@@ -55,12 +64,38 @@ class _Agent(LocalElasticAgent):
             raise _EndedWell(str(error), error.sigval) from None
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        worker_group.state = WorkerState.STOPPED  # already while they end: no one waits for this machine any more
         # torchrun's own waits for 30 seconds here, whatever is set.
         self._shutdown(timeout=self._shutdown_timeout)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        with _signals_wait():
+            super()._shutdown(death_sig, timeout)
 
     def _ranks_ended_well(self) -> bool:
         ranks = self._pcontext.subprocess_handlers.values() if isinstance(self._pcontext, SubprocessContext) else []
         return bool(ranks) and all(rank.proc.poll() == 0 for rank in ranks)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Lets signals that come in the block count behind it; of several the first."""
+    if threading.current_thread() is not threading.main_thread():  # where none come, and no handlers can be set
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zephon_patches.store import content
-from zephon_patches.store.content import checksum_of, spots_of
+from zephon_patches.store.content import checksum_of, read_whole, spots_of
 
 
 @contextmanager
@@ -74,3 +74,23 @@ def test_short_reads_are_gone_on_with_and_the_end_is_an_error(tmp_path, monkeypa
         assert checksum_of(descriptor, 0, 5000) == xxhash.xxh3_64_hexdigest(data)
         with pytest.raises(OSError, match="cut off while it was read, at byte 5,000"):
             checksum_of(descriptor, 0, 5001)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "large"])
+def test_what_is_not_read_whole_is_not_left_open(tmp_path, monkeypatch, kind):
+    path = tmp_path / "file"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"12")
+        monkeypatch.setattr(content, "_MOST_BYTES", 1)
+    opened = []
+    system_open = os.open
+    monkeypatch.setattr(os, "open", lambda *args: opened.append(system_open(*args)) or opened[-1])
+    with pytest.raises(OSError):
+        read_whole(path)
+    assert len(opened) == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])

@@ -133,6 +133,19 @@ def test_a_start_on_a_machine_whose_clock_is_behind_is_still_the_later_one(run, 
     assert [(s.dp_size, s.steps) for s in audit.segments] == [(2, (1, 4)), (1, (5, 6)), (1, (7, 7))]
 
 
+def test_names_of_starts_do_not_grow_and_other_folders_do_not_count(tmp_path):
+    folder = tmp_path / "data_trace"
+    (folder / "my notes").mkdir(parents=True)
+    assert tracing._behind_others("20260102-100000-000-aaaa", tmp_path) == "20260102-100000-000-aaaa"
+    names = ["20260102-100000-000-ffff"]
+    for _ in range(60):
+        (folder / names[-1]).mkdir()
+        names.append(tracing._behind_others("20260102-095959-000-bbbb", tmp_path))
+    assert names == sorted(set(names))
+    assert len(names[-1]) == len(names[1])
+    assert tracing._behind_others("20260102-100000-001-aaaa", tmp_path) == "20260102-100000-001-aaaa"
+
+
 def test_a_skip_that_is_added_when_going_back_is_proven(run):
     run.start(2, 6)
     run.start(3, 4, checkpoint__load_step=2, data__skip=[(30, 40)])
@@ -178,6 +191,23 @@ def test_two_rows_that_are_swapped_are_found(run):
 def test_one_token_that_is_changed_is_found(run, change, workers):
     run.start(2, 3, spoil=only(0, in_item(7, change)), workers=workers)
     assert run.audit().faults == ["segment-1: step 3: data-parallel rank 0 got other tokens"]
+
+
+def test_a_store_that_is_written_over_in_place_under_a_run_is_found_in_just_those_steps(tmp_path, monkeypatch):
+    run = TracedRun(make_corpus(tmp_path / "d60", D60), tmp_path / "run", monkeypatch)
+    sound = b""
+
+    def write(number, item):
+        nonlocal sound
+        if number in (11, 23):  # the last item of step 2, and of step 4
+            [path] = run.corpus.folder.glob("cache/web/*/*.bin")
+            sound = sound or path.read_bytes()
+            with path.open("r+b") as file:
+                file.write(bytes(len(sound)) if number == 11 else sound)
+        return item
+
+    run.start(1, 5, spoil=lambda rank: write)
+    assert run.audit().faults == [f"segment-1: step {step}: data-parallel rank 0 got other tokens" for step in (3, 4)]
 
 
 def test_two_ranks_that_are_swapped_are_found(run, monkeypatch):

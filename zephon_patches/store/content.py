@@ -35,7 +35,8 @@ def read_whole(path: Path) -> bytes:
     Raises:
         OSError: It cannot be read, is larger than any such file, or no file: a pipe or a device has no end.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would wait for a writer
+    # A pipe would wait for a writer. Given a descriptor, open would leave that of a folder open.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "no regular file")

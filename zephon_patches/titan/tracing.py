@@ -1,6 +1,7 @@
 """Writes the traces of one rank of a run (``trace/records.py``): a line for each step."""
 
 import logging
+import re
 import secrets
 import time
 from contextlib import suppress
@@ -20,6 +21,9 @@ from zephon_patches.trace.records import FOLDER, TraceWriter, as_ranges
 __all__ = ["Tracing"]
 
 logger = logging.getLogger(__name__)
+
+# A name by time; of starts that sort before it by their clock also how many they are.
+_SEGMENT = re.compile(r"(?P<first>\d{8}-\d{6}-\d{3}-[0-9a-f]{4})(-(?P<later>\d{6})-[0-9a-f]{4})?")
 
 
 class Tracing:
@@ -112,5 +116,8 @@ def _new_segment() -> str:
 
 def _behind_others(name: str, run: Path) -> str:
     """The name, or one that sorts behind all others: rank 0 may be on another machine now, whose clock is behind."""
-    last = max((path.name for path in (run / FOLDER).glob("*")), default="")
-    return name if name >= last else f"{last}-{secrets.token_hex(2)}"
+    found = (_SEGMENT.fullmatch(path.name) for path in (run / FOLDER).glob("*"))
+    last = max((match for match in found if match), key=lambda match: match[0], default=None)
+    if last is None or name >= last[0]:
+        return name
+    return f"{last['first']}-{int(last['later'] or 0) + 1:06d}-{secrets.token_hex(2)}"
