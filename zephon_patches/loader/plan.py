@@ -1,8 +1,8 @@
 """The rows that one rank reads: numbers of each step, found in the global order.
 
 Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call; a mixture makes calls for
-each of its sources, so there the blocks are longer, unless all its data is small. The first blocks are short, so that the
-first batch comes soon, and each is twice as long as the one before.
+each of its sources, so there the blocks are longer, unless all its data is small. The first blocks are short, so that
+the first batch comes soon, and each is twice as long as the one before.
 """
 
 from collections.abc import Iterable, Iterator
