@@ -1,10 +1,15 @@
 """Items that a thread takes in advance are the same ones, in the same order, with the same end."""
 
+import itertools
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from zephon_patches.errors import LoaderError
 from zephon_patches.loader.ahead import Ahead
 
 
@@ -73,3 +78,57 @@ def test_it_is_stopped_behind_the_item_that_is_taken():
     goes_on.set()
     assert ended(ahead)
     assert left == ["items-ahead"]  # nothing of the iterator runs in another thread
+
+
+@pytest.mark.parametrize("taken", [0, 1, 4])
+def test_one_that_was_stopped_is_an_error_and_nobody_waits(taken):
+    ahead = Ahead(itertools.count(), 2)
+    for item in range(taken):
+        assert next(ahead) == item
+    assert ended(ahead)
+    with pytest.raises(LoaderError, match=r"was stopped.*iter\(loader\) makes one"):
+        for _ in range(3):  # two may be there
+            next(ahead)
+
+
+def test_one_that_is_dropped_ends_its_thread():
+    ahead = Ahead(itertools.count(), 2)
+    thread = ahead._thread
+    next(ahead)
+    del ahead
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_it_may_be_stopped_in_its_own_thread_by_the_garbage_collector():
+    stopped, made = [], threading.Event()
+
+    def items():
+        made.wait()
+        stopped.append(ahead.stop(10))
+        yield 0
+
+    ahead = Ahead(items(), 1)
+    made.set()
+    assert next(ahead) == 0 and stopped == [False]
+    assert ended(ahead)
+
+
+AT_EXIT = """
+import atexit, itertools, os, threading
+
+@atexit.register
+def last():  # the first that is registered
+    os.write(1, repr([thread.name for thread in threading.enumerate()]).encode())
+
+from zephon_patches.loader.ahead import Ahead
+ahead = Ahead(itertools.count(), 2)
+next(ahead)
+"""
+
+
+def test_its_thread_has_ended_when_the_interpreter_ends():
+    # From Python 3.13 on who joins one that has not, as its iterator does, waits, and then gets an error.
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", AT_EXIT], cwd=root, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "['MainThread']", "")

@@ -1,5 +1,7 @@
 """The loader for validation: equal passes, equal numbers of batches, and a mean that hardly depends on the ranks."""
 
+import multiprocessing
+import time
 from collections import Counter
 from typing import NamedTuple
 
@@ -13,8 +15,9 @@ from tests.reference import IGNORE
 from tests.resume import expected_stream, is_padding, rows_of
 from tests.strategies import samples_per_shard
 from zephon_patches import build_loader
-from zephon_patches.errors import ConfigError, MappingError
+from zephon_patches.errors import ConfigError, LoaderError, MappingError, StoreError
 from zephon_patches.loader.build import build_evaluation_loader
+from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.evaluation import EvaluationLoader
 from zephon_patches.mapping import Topology
 from zephon_patches.order.global_order import GlobalOrder
@@ -226,6 +229,37 @@ def test_workers_change_nothing(corpus, batches):
         place = {"dp": 3, "rank": rank, "batches": batches}
         with_workers = a_loader(corpus, **place, num_workers=2, prefetch_factor=3)
         assert pass_of(with_workers) == pass_of(a_loader(corpus, **place))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="what is patched reaches a fork")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_that_was_replaced_says_so_again_and_again(corpus, monkeypatch, workers):
+    # Of persistent workers that are slow nothing is there that was taken for the pass before.
+    read = MicroBatchReader.read
+    monkeypatch.setattr(MicroBatchReader, "read", lambda self, rows: time.sleep(0.2) or read(self, rows))
+    monkeypatch.setattr("zephon_patches.loader.workers._PATIENCE", 0.05)
+    settings = {"prefetch_factor": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+    loader = a_loader(corpus, num_workers=workers, **settings)
+    replaced = iter(loader)
+    first = next(replaced)
+    again = iter(loader)
+    assert rows_of(next(again)) == rows_of(first)
+    for _ in range(2):
+        with pytest.raises(LoaderError, match="this pass was replaced by a later iter"):
+            next(replaced)
+    next(again)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_behind_an_error_a_pass_does_not_look_complete(tmp_path, workers):
+    made = make_corpus(tmp_path, D60)
+    loader = a_loader(made, num_workers=workers)
+    for path in (made.folder / "cache").rglob("*.bin"):
+        path.unlink()
+    iterator = iter(loader)
+    for kind, text in [(StoreError, "cannot be opened"), (LoaderError, "begins anew at sample 0.*cannot be opened")]:
+        with pytest.raises(kind, match=text):
+            next(iterator)
 
 
 def test_workers_out_of_range_are_refused(corpus):

@@ -1,6 +1,7 @@
 """Workers that die, hang or have an error: said at once, with what they were to read; nothing is left of them."""
 
 import faulthandler
+import gc
 import multiprocessing
 import multiprocessing.util
 import os
@@ -329,6 +330,27 @@ def test_an_error_of_the_plan_comes_behind_the_items_before_it(corpus, expected,
     assert count == 0 and type(error) is InputError
 
 
+@pytest.mark.parametrize("error", [AssertionError, KeyboardInterrupt])
+@pytest.mark.parametrize("number", [0, 2])
+def test_behind_an_error_without_a_text_comes_an_error_too(corpus, expected, number, error):
+    loader = build(corpus, place=Place(1, 4, 12, number))
+    iterator = iter(loader)
+    next(iterator)
+
+    def fails(item) -> None:
+        raise error
+
+    loader.on_item = fails
+    with pytest.raises(error) as caught:
+        next(iterator)
+    traceback.clear_frames(caught.tb)  # they hold the workers
+    loader.on_item = None
+    for _ in range(2):
+        with pytest.raises(LoaderError, match=rf"begins anew at sample 0, .*The error: {error.__name__}"):
+            next(iterator)
+    check_goes_on(loader, expected)
+
+
 # --- hanging ---
 
 
@@ -463,8 +485,64 @@ def test_an_interrupt_while_waiting_leaves_a_loader_that_goes_on(corpus, expecte
     timer.join()
     traceback.clear_frames(caught.tb)
     assert workers() == []
+    with pytest.raises(LoaderError, match=r"iter\(loader\) begins anew .*The error: KeyboardInterrupt"):
+        next(iterator)  # an end would look like that of the data
     check_goes_on(loader, expected)
     loader._items._pool.close()  # of persistent workers
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_a_fork_does_with_an_iterator_is_nothing_to_its_parent(corpus, expected, persistent):
+    loader = build(corpus, persistent_workers=persistent)
+    iterator = iter(loader)
+    assert rows_of(next(iterator)) == expected.rows(0, 4)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with pytest.raises(LoaderError, match="another process's"):
+                for _ in range(4):  # some are there
+                    next(iterator)
+            del iterator
+            loader.seek(24)
+            assert rows_of(next(iter(loader))) == expected.rows(24, 28), "by workers of its own"
+            loader = None
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for item in range(1, 12):
+        assert rows_of(next(iterator)) == expected.rows(4 * item, 4 * item + 4)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_that_its_own_thread_collects_as_garbage_ends_its_workers(corpus, monkeypatch, persistent):
+    loader = build(corpus, persistent_workers=persistent, place=Place(1, 4, 12, 1))
+    plan, dropped, unraisable = loader._plan(), threading.Event(), []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+
+    def collects():
+        for number, rows in enumerate(plan):
+            if number == 4:  # in the thread that takes items
+                dropped.wait()
+                gc.collect()
+            yield rows
+
+    loader._plan = collects
+    cycle = [loader, iter(loader)]
+    next(cycle[1])
+    cycle.append(cycle)
+    ours = workers()
+    gc.disable()
+    try:
+        del loader, cycle
+        dropped.set()
+        for worker in ours:
+            worker.join(10)
+    finally:
+        gc.enable()
+    assert len(ours) == 1 and workers() == [] and unraisable == []
 
 
 # One of three workers is stopped when the script ends.
@@ -574,5 +652,5 @@ def test_pinned_memory_is_what_the_bytes_arrive_in(corpus, expected, monkeypatch
     monkeypatch.setattr(pool.torch, "empty", of)
     iterator = iter(build(corpus, pin_memory=True, place=Place(1, 4, 12, 1)))
     assert rows_of(next(iterator)) == expected.rows(0, 4)
-    assert asked[0] == ((0,), False)  # of a worker's first sign
-    assert set(asked[1:]) == {((8 * 4 * 9,), True)}  # of the item, and of those that are taken ahead
+    assert asked[:2] == [((0,), False), ((8 * 4 * 9,), True)]
+    assert {pins for _, pins in asked[2:]} <= {True}, "of those that are taken ahead"

@@ -32,7 +32,7 @@ from zephon_patches.store.manifest import SPOTTED, Manifest, ShardRecord
 
 __all__ = ["TokenStore", "compare_index", "map_file", "open_mask"]
 
-# Maps that all stores of a process keep together. Linux allows a process 65,530; libraries and plans have some, too.
+# Maps that all stores of a process keep together. Linux allows it 65,530, and libraries and plans have some, too.
 _MAX_MAPS = 40_960
 
 _PROT_READ = 1
