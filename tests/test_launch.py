@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed.elastic.multiprocessing.api as multiprocessing
 import torch.distributed.launcher.api as launcher
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from zephon_patches import launch
 from zephon_patches.errors import UpstreamError
@@ -47,6 +49,7 @@ def restored(monkeypatch) -> Iterator[None]:
     }
     environment = dict(os.environ)
     monkeypatch.setattr(launcher, "LocalElasticAgent", LocalElasticAgent)
+    monkeypatch.setattr(multiprocessing, "_terminate_process_handler", multiprocessing._terminate_process_handler)
     yield
     os.environ.clear()
     os.environ.update(environment)
@@ -101,6 +104,23 @@ def test_a_sigterm_ends_with_0_where_all_ranks_end_with_0(tmp_path, barriers, ca
     assert left_running(tmp_path) == []
 
 
+def test_a_sigterm_while_ranks_are_started_ends_all_of_them(tmp_path, barriers, monkeypatch):
+    """Between the first one's start and the second's, when torchrun itself has noted neither."""
+    popen, begun = SubprocessHandler._popen, []
+
+    def start_and_signal(self, args, env):
+        begun.append(popen(self, args, env))
+        if len(begun) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return begun[-1]
+
+    monkeypatch.setattr(SubprocessHandler, "_popen", start_and_signal)
+    (tmp_path / "rank.py").write_text("import time; time.sleep(100)")
+    with pytest.raises(SignalException):  # they died of it
+        launch.main(["--nproc_per_node", "2", *MEETING, str(tmp_path / "rank.py")])
+    assert [process.poll() for process in begun] == [-signal.SIGTERM] * 2
+
+
 def test_further_sigterms_change_nothing_and_leave_no_rank(tmp_path, barriers):
     """torchrun itself stops waiting at the third one, and the ranks go on without it."""
     assert start(tmp_path, "late,late", times=4) == 0
@@ -131,10 +151,7 @@ def test_a_sigterm_while_ranks_end_to_be_started_anew_is_kept_and_waits_for_no_m
         self._stop_workers(self._worker_group)
         pytest.fail("the signal is lost")
 
-    def raise_it(number, frame):
-        raise SignalException("", signal.Signals(number))
-
-    signal.signal(signal.SIGTERM, raise_it)  # as torchrun's handler
+    signal.signal(signal.SIGTERM, launch._on_signal)  # as in main
     monkeypatch.setattr(LocalElasticAgent, "_shutdown", end_ranks)
     monkeypatch.setattr(LocalElasticAgent, "run", run)
     monkeypatch.setattr(launch._Agent, "_ranks_ended_well", lambda self: True)
@@ -212,4 +229,10 @@ def test_another_torchrun_is_refused_by_name(monkeypatch):
 
     monkeypatch.setattr(launch, "LocalElasticAgent", Other)
     with pytest.raises(UpstreamError, match=r"torch .* has a torchrun without --shutdown-timeout"):
+        launch.main([])
+
+
+def test_a_torchrun_with_another_handler_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(launch, "_raise", None)
+    with pytest.raises(UpstreamError, match="without its signals' handler"):
         launch.main([])

@@ -8,8 +8,8 @@ Four things are other than torchrun's:
   with status 1, whatever they ended with. Here it ends with 0 if all of them did, as they do after a checkpoint
   (``data.on_preempt = "checkpoint"``). It first waits for the other machines, whose ranks end with these; else their
   torchruns would wait 5 minutes for this one. With ``--max-restarts`` it does not, as the others go on without it.
-- torchrun that gets further signals while its ranks end stops waiting for them, at the third one, and leaves them
-  running. Here a signal that comes meanwhile counts when they have ended, and a further SIGTERM changes nothing.
+- torchrun leaves ranks running if a signal comes while it starts them, or a third one while it waits for their end.
+  Here a signal counts when all have started, or have ended, and a further SIGTERM changes nothing.
 - ``--shutdown-timeout`` counts also where torchrun ends its ranks to start them anew, since a machine joins.
 - The first machine of a meeting has the store that the ranks of all of them start with. torchrun keeps its address
   when machines meet again, so after the first machine's death the others would wait for a store that is gone. Here
@@ -20,13 +20,13 @@ import inspect
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed.elastic.multiprocessing.api as multiprocessing
 import torch.distributed.launcher.api as launcher
 import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
@@ -39,8 +39,11 @@ __all__ = ["main"]
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
-# Those that torchrun raises an exception at, where nothing else is set.
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# What came while signals wait; None while they do not.
+_came: list[int] | None = None
+
+_HANDLER = "_terminate_process_handler"
+_raise = getattr(multiprocessing, _HANDLER, None)
 
 
 class _EndedWell(SignalException):
@@ -68,6 +71,10 @@ class _Agent(LocalElasticAgent):
         # torchrun's own waits for 30 seconds here, whatever is set.
         self._shutdown(timeout=self._shutdown_timeout)
 
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        with _signals_wait():  # until it knows of all that it has started
+            return super()._start_workers(worker_group)
+
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         with _signals_wait():
             super()._shutdown(death_sig, timeout)
@@ -80,22 +87,22 @@ class _Agent(LocalElasticAgent):
 @contextmanager
 def _signals_wait() -> Iterator[None]:
     """Lets signals that come in the block count behind it; of several the first."""
-    if threading.current_thread() is not threading.main_thread():  # where none come, and no handlers can be set
-        yield
-        return
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    before = {number: signal.signal(number, note) for number in _SIGNALS}
+    global _came
+    before, _came = _came, []
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        came, _came = _came, before
     if came:
         signal.raise_signal(came[0])
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    """In place of torchrun's handler, which always raises."""
+    if _came is not None:
+        _came.append(number)
+    elif _raise is not None:
+        _raise(number, frame)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,13 +117,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         UpstreamError: This torch's torchrun is built in another way.
     """
-    if "shutdown_timeout" not in inspect.signature(LocalElasticAgent.__init__).parameters:
+    has_timeout = "shutdown_timeout" in inspect.signature(LocalElasticAgent.__init__).parameters
+    if not has_timeout or _raise is None:
+        what = f"its signals' handler ({_HANDLER})" if has_timeout else "--shutdown-timeout"
         raise UpstreamError(
-            f"torch {torch.__version__} has a torchrun without --shutdown-timeout, which zephon_patches.launch builds "
-            "on; install the version in constraints.txt, or start with torchrun itself"
+            f"torch {torch.__version__} has a torchrun without {what}, which zephon_patches.launch builds on; install "
+            "the version in constraints.txt, or start with torchrun itself"
         )
     os.environ.setdefault(_OWN_STORE, "1")
     launcher.LocalElasticAgent = _Agent  # type: ignore[attr-defined]
+    setattr(multiprocessing, _HANDLER, _on_signal)
     try:
         torchrun.main(argv)
     except _EndedWell as ended:
