@@ -75,10 +75,14 @@ def test_torchtitans_memory_monitor_reports_the_process():
 
 @on_linux
 def test_the_peak_rises_with_use_and_can_be_reset():
-    assert cpu.reset_peak_memory()
-    before = cpu.peak_memory()
-    block = bytearray(b"x") * (64 << 20)
-    peak = cpu.peak_memory()
+    for _ in range(20):
+        assert cpu.reset_peak_memory()
+        before = cpu.peak_memory()
+        block = bytearray(b"x") * (64 << 20)
+        peak = cpu.peak_memory()
+        if peak - before > 48 << 20:
+            break
+        del block  # the kernel has reclaimed as much in the meantime, of a process with idle memory
     assert peak - before > 48 << 20
     del block
     # The kernel's counters are a few pages per core behind.
