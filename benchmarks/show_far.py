@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from tests.corpora import write_tokenizer
-from zephon_patches.keys import fingerprint
 from zephon_patches.prepare.tokenizers import TextTokenizer
 from zephon_patches.store.indexed import encode_index
 from zephon_patches.store.manifest import FORMAT, MANIFEST, FileRecord, InputRange, Manifest, ShardRecord
@@ -70,8 +69,6 @@ def write_source(folder: Path, shards: int, samples: int) -> Path:
     tokens = samples * SEQ_LEN + 1
     tokenizer = TextTokenizer(write_tokenizer(folder / "tokenizer", [9] * 100))
     recipe = {"format": FORMAT, "shard_bytes": 0, "tokenizer": tokenizer.identity, "text_field": "text"}
-    store = folder / "cache" / "web" / f"{fingerprint(recipe)}-{'0' * 16}"
-    store.mkdir(parents=True)
     per_file = 100
     files = [FileRecord(f"part-{i:05d}.jsonl", 10**12, 1_700_000_000 * 10**9) for i in range(-(-shards // per_file))]
     records = [
@@ -86,7 +83,10 @@ def write_source(folder: Path, shards: int, samples: int) -> Path:
         )
         for i in range(shards)
     ]
-    (store / MANIFEST).write_bytes(Manifest(recipe, "<u2", files, records).to_json())
+    manifest = Manifest(recipe, "<u2", files, records)
+    store = folder / "cache" / "web" / manifest.key
+    store.mkdir(parents=True)
+    (store / MANIFEST).write_bytes(manifest.to_json())
     lengths = np.full(DOCUMENTS, tokens // DOCUMENTS, dtype=np.int32)
     lengths[-1] += tokens % DOCUMENTS
     (store / "000000-000.idx").write_bytes(encode_index(lengths, np.dtype("<u2")))

@@ -6,7 +6,7 @@ a training loop that computes in the meantime need not wait for it.
 
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Event, Thread, current_thread
 from typing import Generic, TypeVar
 
@@ -52,9 +52,12 @@ class Ahead(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        if not self._thread.is_alive() and self._ready.empty():
-            raise _stopped()  # in a fork; else there is an end
-        item = self._ready.get()
+        try:
+            item = self._ready.get_nowait()  # nearly always
+        except Empty:
+            if not self._thread.is_alive() and self._ready.empty():
+                raise _stopped() from None  # in a fork; else there is an end
+            item = self._ready.get()
         if isinstance(item, _End):
             self._ready.put(item)  # another call gets it, too
             if item.error is None:
