@@ -82,7 +82,7 @@ def test_the_peak_rises_with_use_and_can_be_reset():
         peak = cpu.peak_memory()
         if peak - before > 48 << 20:
             break
-        del block  # the kernel has reclaimed as much in the meantime, of a process with idle memory
+        block = bytearray()  # the kernel has reclaimed as much in the meantime, of a process with idle memory
     assert peak - before > 48 << 20
     del block
     # The kernel's counters are a few pages per core behind.
