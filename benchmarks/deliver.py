@@ -20,6 +20,7 @@ import torch
 
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.loader import Loader
+from zephon_patches.loader.workers import Delivery
 from zephon_patches.mapping import Topology
 from zephon_patches.order.global_order import GlobalOrder
 from zephon_patches.order.shuffle import SourceOrder
@@ -41,17 +42,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder), args.shards, args.shard_tokens)
-        order = GlobalOrder([SourceOrder("random", num_samples(store.tokens_per_shard, args.seq_len), 0, 256)])
-        loader = Loader(
-            order,
-            MicroBatchReader([store], args.seq_len),
-            "{}",
-            global_batch_size=args.rows,
-            local_batch_size=args.rows,
-            topology=Topology(0, 1),
-            end=None,
-        )
-        place = order.locate(np.arange(args.batches * args.rows))
+        loader = make_loader(store, args.rows, args.seq_len)
+        place = loader.order.locate(np.arange(args.batches * args.rows))
         places = list(zip(place.shard.tolist(), (place.sample * args.seq_len).tolist(), strict=True))
         maps = [store.tokens(shard) for shard in range(args.shards)]
         checksum = sum(int(tokens.sum()) for tokens in maps)  # brings every page into memory
@@ -76,6 +68,20 @@ def make_store(folder: Path, shards: int, shard_tokens: int) -> TokenStore:
             records.append(writer.finish([]))
     write_atomic(folder / MANIFEST, Manifest({}, "<u2", [], records).to_json())
     return TokenStore(folder)
+
+
+def make_loader(store: TokenStore, rows: int, seq_len: int, num_workers: int = 0) -> Loader:
+    """Of one rank, whose micro-batch is the global batch."""
+    return Loader(
+        GlobalOrder([SourceOrder("random", num_samples(store.tokens_per_shard, seq_len), 0, 256)]),
+        MicroBatchReader([store], seq_len),
+        "{}",
+        global_batch_size=rows,
+        local_batch_size=rows,
+        topology=Topology(0, 1),
+        end=None,
+        delivery=Delivery(num_workers),
+    )
 
 
 def copy_rows(maps: list[np.ndarray], places: list[tuple[int, int]], rows: int, seq_len: int) -> float:

@@ -13,16 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.deliver import make_store
+from benchmarks.deliver import make_loader, make_store
 from benchmarks.tables import table
-from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.loader import Loader
-from zephon_patches.loader.workers import Delivery
-from zephon_patches.mapping import Topology
-from zephon_patches.order.global_order import GlobalOrder
-from zephon_patches.order.shuffle import SourceOrder
-from zephon_patches.samples.chunking import num_samples
-from zephon_patches.store.reader import TokenStore
 
 
 def main() -> None:
@@ -43,7 +36,9 @@ def main() -> None:
         found: dict[int, list[tuple[float, float, float]]] = {workers: [] for workers in args.workers}
         for _ in range(args.rounds):
             for workers in args.workers:
-                found[workers].append(train(make_loader(store, workers, args), args.batches, seconds, args.busy))
+                found[workers].append(
+                    train(make_loader(store, args.rows, args.seq_len, workers), args.batches, seconds, args.busy)
+                )
     rows = []
     for workers, rounds in found.items():
         share, a_batch, a_step = (statistics.median(each) for each in zip(*rounds, strict=True))
@@ -51,19 +46,6 @@ def main() -> None:
         rows.append([f"{workers}", f"{100 * share:.2f} %", spread, f"{1e6 * a_batch:.0f}", f"{1e6 * a_step:.0f}"])
     print(table(["workers", "waits", "over the rounds", "us of waiting a batch", "us of a step"], rows))
     print(f"a step computes for {args.milliseconds:g} ms, {'busy' if args.busy else 'asleep'}")
-
-
-def make_loader(store: TokenStore, workers: int, args: argparse.Namespace) -> Loader:
-    return Loader(
-        GlobalOrder([SourceOrder("random", num_samples(store.tokens_per_shard, args.seq_len), 0, 256)]),
-        MicroBatchReader([store], args.seq_len),
-        "{}",
-        global_batch_size=args.rows,
-        local_batch_size=args.rows,
-        topology=Topology(0, 1),
-        end=None,
-        delivery=Delivery(workers),
-    )
 
 
 def train(loader: Loader, batches: int, seconds: float, busy: bool) -> tuple[float, float, float]:

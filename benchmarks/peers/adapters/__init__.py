@@ -5,6 +5,7 @@ rows of ``Run.seq_len`` tokens, ``Run.batch_rows`` of them a batch, as int64 ten
 counterpart for raises ``Unsupported``; the table shows the reason.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -172,9 +173,10 @@ class Peer(ABC):
     ) -> Batches:
         """Batches from text: table b. Timed from here on; ``folder`` is new and may be written to.
 
-        Text, BOS and EOS as in ``write_text``.
+        Text, BOS and EOS as in ``write_text``. Here it converts all of it on all cores, then delivers.
         """
-        raise Unsupported("reads no text")
+        self.write_text(texts, tokenizer, folder, run.seq_len, len(os.sched_getaffinity(0)))
+        return self.open(folder, run, checkpoint)
 
     def checkpoint(self, states: Sequence[Any]) -> bytes:
         """The bytes that a checkpoint keeps of the data, given the ``state()`` of every rank, by rank.

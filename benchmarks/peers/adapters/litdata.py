@@ -50,13 +50,6 @@ class Adapter(Peer):
         os.environ.update(WORLD_SIZE=str(run.ranks), GLOBAL_RANK=str(run.rank))
         return LitDataBatches(folder, run, checkpoint)
 
-    def open_text(
-        self, texts: Sequence[Path], tokenizer: Path, folder: Path, run: Run, checkpoint: bytes | None = None
-    ) -> Batches:
-        """Converts all of it on all cores, then delivers."""
-        self.write_text(texts, tokenizer, folder, run.seq_len, len(os.sched_getaffinity(0)))
-        return self.open(folder, run, checkpoint)
-
     def checkpoint(self, states: Sequence[Any]) -> bytes:
         """As its documentation saves it; all ranks have the same."""
         file = io.BytesIO()

@@ -54,13 +54,6 @@ class Adapter(Peer):
     def open(self, folder: Path, run: Run, checkpoint: bytes | None = None) -> Batches:
         return MegatronBatches(folder, run, checkpoint)
 
-    def open_text(
-        self, texts: Sequence[Path], tokenizer: Path, folder: Path, run: Run, checkpoint: bytes | None = None
-    ) -> Batches:
-        """Converts all of it on all cores, then delivers."""
-        self.write_text(texts, tokenizer, folder, run.seq_len, len(os.sched_getaffinity(0)))
-        return self.open(folder, run, checkpoint)
-
     def checkpoint(self, states: Sequence[Any]) -> bytes:
         return json.dumps({"consumed_train_samples": states[0]}).encode()
 

@@ -79,13 +79,6 @@ class Adapter(Peer):
         os.environ.update(LOCAL_RANK=str(run.rank), LOCAL_WORLD_SIZE=str(run.ranks))
         return StreamingBatches(folder, run, checkpoint)
 
-    def open_text(
-        self, texts: Sequence[Path], tokenizer: Path, folder: Path, run: Run, checkpoint: bytes | None = None
-    ) -> Batches:
-        """Converts all of it on all cores, then delivers."""
-        self.write_text(texts, tokenizer, folder, run.seq_len, len(os.sched_getaffinity(0)))
-        return self.open(folder, run, checkpoint)
-
     def checkpoint(self, states: Sequence[Any]) -> bytes:
         return json.dumps(states[0]).encode()  # "called on rank zero"
 
