@@ -82,7 +82,9 @@ def build(corpus, *, place=TWO_WORKERS, rank=0, config=None, **loader):
 
 
 def workers() -> list:
-    return [child for child in multiprocessing.active_children() if child.name.startswith("reader-")]
+    # multiprocessing takes one for alive, for a moment, that another thread has waited for: it is nowhere any more
+    ours = [child for child in multiprocessing.active_children() if child.name.startswith("reader-")]
+    return [child for child in ours if Path(f"/proc/{child.pid}").exists()]
 
 
 def until_error(iterator, most: int = 20) -> tuple[Exception, int]:

@@ -286,8 +286,9 @@ class _Worker:
         return waited
 
     def _death(self) -> str:
-        self.process.join(_KILLED)
-        status = self.process.exitcode
+        until = time.monotonic() + _KILLED
+        while (status := self.process.exitcode) is None and time.monotonic() < until:
+            self.process.join(_LOOK)  # returns at once, and knows no status yet, where another thread waits, too
         worker = f"worker {self._number} (process {self.process.pid})"
         if status is None:
             return f"{worker} has closed its connection"
