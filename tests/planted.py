@@ -98,8 +98,13 @@ HELD = ("positions", "mask_boundaries")
 
 
 def counted_one_too_far(monkeypatch):
-    real = mapping.next_cursor
-    monkeypatch.setattr(mapping, "next_cursor", lambda *given: real(*given) + 1)
+    real = mapping.step_at
+
+    def step_at(*given):
+        size, behind = real(*given)
+        return size, behind + 1
+
+    monkeypatch.setattr(mapping, "step_at", step_at)
 
 
 def read_one_too_far_after_a_load(monkeypatch):

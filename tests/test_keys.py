@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reference
-from zephon_patches.keys import canonical_json, derive_key, fingerprint, hash64
+from zephon_patches.keys import canonical_json, derive_key, fingerprint, hash64, hash64_of
 
 plain_data = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -88,6 +88,15 @@ def test_hash64_is_whole_number_arithmetic_modulo_2_to_the_64(key, values):
     hashed = hash64(key, np.array(values, dtype=np.uint64))
     assert hashed.dtype == np.uint64
     assert hashed.tolist() == [reference.splitmix(key, value) for value in values]
+    assert hashed.tolist() == [hash64_of(key, value) for value in values]
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1), max_size=5))
+def test_hash64_writes_where_it_is_told_to_and_nowhere_else(key, values):
+    given_values, out, scratch = (np.array(values, dtype=np.uint64) for _ in range(3))
+    assert hash64(key, given_values, out, scratch) is out
+    assert given_values.tolist() == values
+    assert out.tolist() == hash64(key, given_values).tolist()
 
 
 def test_hash64_of_different_values_differ_and_keep_the_shape():

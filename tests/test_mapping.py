@@ -18,9 +18,9 @@ from zephon_patches.mapping import (
     best_local_batch_size,
     check,
     micro_batches_per_step,
-    next_cursor,
     numbers_of_rank,
     padded_batch_size,
+    step_at,
     steps_from,
     steps_left,
 )
@@ -43,7 +43,7 @@ def flat(ranks: list[list[list[int | None]]]) -> list[int]:
 def test_the_worked_case_of_the_module():
     skips = Skips([(72, 75)])
     assert dealt(70, Place(2, 2, 7), skips=skips) == [[[70, 71], [75, None]], [[76, 77], [78, 79]]]
-    assert next_cursor(70, 7, skips=skips) == 80
+    assert step_at(70, 7, skips=skips) == (7, 80)
     assert (skips.kept(70), skips.kept(77)) == (70, 74)
 
 
@@ -56,7 +56,7 @@ def test_law_2_for_a_batch_of_24_on_up_to_24_ranks(dp):
             assert flat([micro_batches]) == list(range(240 + rank * 24 // dp, 240 + (rank + 1) * 24 // dp))
             assert {len(rows) for rows in micro_batches} == {local}
             assert len(micro_batches) == -(-24 // (dp * local))
-        assert (ranks, next_cursor(240, 24)) == reference.deal(240, 24, local, dp)
+        assert (ranks, step_at(240, 24)[1]) == reference.deal(240, 24, local, dp)
 
 
 @given(cursors, places())
@@ -66,7 +66,7 @@ def test_the_ranks_take_the_step_in_order_and_share_it_evenly(cursor, place):
     shares = [len(flat([micro_batches])) for micro_batches in ranks]
     assert max(shares) - min(shares) <= 1
     assert min(shares) >= 1
-    assert (ranks, next_cursor(cursor, place.batch)) == reference.deal(cursor, place.batch, place.local, place.dp)
+    assert (ranks, step_at(cursor, place.batch)[1]) == reference.deal(cursor, place.batch, place.local, place.dp)
 
 
 @given(cursors, places(), st.integers(1, 60))
@@ -75,7 +75,7 @@ def test_the_last_step_of_finite_data_takes_what_is_left_and_ends_at_the_end(cur
     ranks = dealt(cursor, place, end)
     taken = min(left, place.batch)
     assert flat(ranks) == list(range(cursor, cursor + taken))
-    assert next_cursor(cursor, place.batch, end) == cursor + taken
+    assert step_at(cursor, place.batch, end) == (taken, cursor + taken)
     # Every rank makes as many micro-batches as in a full step, with or without rows of its own.
     assert {len(micro_batches) for micro_batches in ranks} == {
         micro_batches_per_step(place.batch, place.local, place.dp)
@@ -180,7 +180,7 @@ def test_a_step_takes_the_first_numbers_that_no_skip_covers(given_skips, cursor,
             assert steps_left(cursor, place.batch, end, of) == 0
             return
         expected = reference.deal(cursor, place.batch, place.local, place.dp, end, given_skips)
-        behind = next_cursor(cursor, place.batch, end, of)
+        behind = step_at(cursor, place.batch, end, of)[1]
         assert (dealt(cursor, place, end, of), behind) == expected
         cursor = behind
 
@@ -191,12 +191,12 @@ def test_steps_left_are_the_steps_until_the_end(given_skips, cursor, batch, left
     expected = steps_left(cursor, batch, end, of)
     assert len(list(steps_from(cursor, batch, end, of))) == expected
     while steps_left(cursor, batch, end, of):
-        cursor, steps = next_cursor(cursor, batch, end, of), steps + 1
+        cursor, steps = step_at(cursor, batch, end, of)[1], steps + 1
         assert cursor <= end
     assert steps == expected
 
 
 def test_far_skips_cost_no_more():
     of = Skips([(10**15 + 3 * i, 10**15 + 3 * i + 1) for i in range(10**4)])
-    assert next_cursor(10**15, 4, skips=of) == 10**15 + 6
+    assert step_at(10**15, 4, skips=of)[1] == 10**15 + 6
     assert of.numbers(np.array([10**15 - 1, 10**15, 10**17])).tolist() == [10**15 - 1, 10**15 + 1, 10**17 + 10**4]

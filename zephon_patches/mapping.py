@@ -30,12 +30,11 @@ __all__ = [
     "check",
     "even_steps",
     "micro_batches_per_step",
-    "next_cursor",
     "numbers_of_rank",
     "numbers_of_steps",
     "padded_batch_size",
     "part_of_rank",
-    "step_size",
+    "step_at",
     "steps_from",
     "steps_left",
 ]
@@ -203,18 +202,17 @@ def steps_left(cursor: int, global_batch_size: int, end: int, skips: Skips = NO_
     return -(-max(skips.kept(end) - skips.kept(cursor), 0) // global_batch_size)
 
 
-def step_size(cursor: int, global_batch_size: int, end: int | None = None, skips: Skips = NO_SKIPS) -> int:
-    """Samples of the step that starts at ``cursor``: fewer than the batch at a finite end, 0 behind it."""
-    if end is None:
-        return global_batch_size
-    return max(min(global_batch_size, skips.kept(end) - skips.kept(cursor)), 0)
+def step_at(cursor: int, global_batch_size: int, end: int | None = None, skips: Skips = NO_SKIPS) -> tuple[int, int]:
+    """The step that starts at a cursor.
 
-
-def next_cursor(cursor: int, global_batch_size: int, end: int | None = None, skips: Skips = NO_SKIPS) -> int:
-    """The cursor after the step that starts at ``cursor``: behind its last number, or the end if it is a short one."""
-    if end is not None and step_size(cursor, global_batch_size, end, skips) < global_batch_size:
-        return end
-    return skips.number(skips.kept(cursor) + global_batch_size - 1) + 1
+    Returns:
+        Its samples: fewer than the batch at a finite end, 0 behind it. And the cursor after it: behind its last number,
+        or the end if it is a short one.
+    """
+    kept = skips.kept(cursor)
+    if end is not None and (left := skips.kept(end) - kept) < global_batch_size:
+        return max(left, 0), end
+    return global_batch_size, skips.number(kept + global_batch_size - 1) + 1
 
 
 def even_steps(num_samples: int, global_batch_size: int) -> Iterator[tuple[int, int]]:

@@ -334,7 +334,7 @@ def test_no_global_random_state_is_touched_or_read(tmp_path):
     assert delivered[0] == delivered[1]
 
 
-def test_memory_does_not_grow_with_the_number_of_items(small):
+def test_memory_does_not_grow_with_the_number_of_items(small, small_blocks):
     iterator = iter(a_loader(small))
     for _ in range(3000):  # over 100 epochs, so all caches are full
         next(iterator)
@@ -348,7 +348,7 @@ def test_memory_does_not_grow_with_the_number_of_items(small):
         last, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert last < first + 200_000
+    assert last < first + 100_000
 
 
 # --- what cannot be built ---

@@ -59,6 +59,17 @@ def test_a_point_does_not_depend_on_those_asked_for_with_it(size, key, data):
     assert together == [permutation(np.array([position], dtype=np.int64)).item() for position in positions]
 
 
+@given(st.integers(SMALL, 10**6), keys, st.integers(1, 60), st.data())
+def test_many_points_are_those_of_the_reference_each(size, key, count, data):
+    # Many go through the network together, the last few one by one; just above a power of 4 most go through it often.
+    size = data.draw(st.sampled_from([size, 4**6 + 1, 4**8 + 1]))
+    first = data.draw(st.integers(0, size - count))
+    positions = np.arange(first, first + count, dtype=np.int64)
+    elements = Permutation(size, key)(positions)
+    assert elements.tolist() == [reference.feistel(size, key, position) for position in positions.tolist()]
+    assert np.array_equal(Permutation(size, key).inverse(elements), positions)
+
+
 @given(st.integers(1, 300), keys)
 def test_small_ranges_are_sorted_by_their_hashes(size, key):
     assert whole(size, key) == reference.permuted(size, key)

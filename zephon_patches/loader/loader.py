@@ -342,8 +342,7 @@ class Loader:
             )
 
     def _complete_step(self) -> None:
-        size = mapping.step_size(self._cursor, self.global_batch_size, self.end, self._skips)
-        cursor = mapping.next_cursor(self._cursor, self.global_batch_size, self.end, self._skips)
+        size, cursor = mapping.step_at(self._cursor, self.global_batch_size, self.end, self._skips)
         if cursor > MAX_NUMBER:
             raise LoaderError(
                 f"the step at sample {self._cursor:,} goes beyond sample {MAX_NUMBER:,}, behind which no order has "

@@ -1,8 +1,9 @@
 """The rows that one rank reads: numbers of each step, found in the global order.
 
-Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call; a mixture makes calls for
-each of its sources, so there the blocks are longer, unless all its data is small. The first blocks are short, so that
-the first batch comes soon, and each is twice as long as the one before.
+Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call: a shuffle sends the last
+few numbers through its network again and again (``permutation.py``), and a mixture makes calls for each of its sources,
+so there the blocks are longer, unless all its data is small. The first blocks are short, so that the first batch comes
+soon, and each is longer than the one before.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,9 +18,13 @@ from zephon_patches.order.global_order import GlobalOrder
 
 __all__ = ["plan_rows"]
 
-_FIRST_ROWS = 128
-_BLOCK_ROWS = 2048
-_MOST_BLOCKS = 16
+_FIRST_ROWS = 512
+_GROWTH = 16
+_BLOCK_ROWS = 16_384
+_MOST_BLOCKS = 2
+
+# Rows that are Python's objects at a time: more of them would not stay in the processor's caches.
+_MADE_ROWS = 1024
 
 
 def plan_rows(
@@ -45,7 +50,7 @@ def plan_rows(
     block_rows = _BLOCK_ROWS * max(min(order.num_sources, _MOST_BLOCKS, order.num_samples // _BLOCK_ROWS), 1)
     size = min(_FIRST_ROWS, block_rows)
     while block := list(islice(steps, max(1, size // rows))):
-        size = min(2 * size, block_rows)
+        size = min(_GROWTH * size, block_rows)
         numbers = mapping.numbers_of_steps(
             np.array(block, dtype=np.int64), global_batch_size, local_batch_size, topology, skips
         ).reshape(len(block), rows)
@@ -53,11 +58,12 @@ def plan_rows(
         if padding.any():
             # A padding row repeats the rank's first row; a rank that has none in a short step, the step's first.
             starts = skips.numbers(np.array([start for start, _ in block], dtype=np.int64))
-            first = np.where(padding[:, 0], starts, numbers[:, 0])
-            numbers = np.where(padding, first[:, None], numbers)
+            instead = np.where(padding[:, 0], starts, numbers[:, 0])
+            numbers = np.where(padding, instead[:, None], numbers)
         place = order.locate(numbers.ravel())
-        found = zip(
-            place.source.tolist(), place.shard.tolist(), place.sample.tolist(), padding.ravel().tolist(), strict=True
-        )
-        while micro_batch := list(islice(found, local_batch_size)):
-            yield micro_batch
+        columns = (place.source, place.shard, place.sample, padding.ravel())
+        made = max(_MADE_ROWS // local_batch_size, 1) * local_batch_size
+        for first in range(0, padding.size, made):
+            found = zip(*(column[first : first + made].tolist() for column in columns), strict=True)
+            while micro_batch := list(islice(found, local_batch_size)):
+                yield micro_batch

@@ -79,9 +79,10 @@ class GlobalOrder:
         shards, samples = np.empty_like(numbers), np.empty_like(numbers)
         # A stable sort puts each source's numbers together, in order.
         by_source = np.argsort(sources, kind="stable")
-        ends = np.cumsum(np.bincount(sources, minlength=len(self._sources)))
-        for source in np.unique(sources).tolist():
-            chosen = by_source[ends[source - 1] if source else 0 : ends[source]]
+        counted = np.bincount(sources, minlength=len(self._sources))
+        ends = np.cumsum(counted)
+        for source in np.flatnonzero(counted).tolist():
+            chosen = by_source[ends[source] - counted[source] : ends[source]]
             shards[chosen], samples[chosen] = self._sources[source].locate(epochs[chosen], positions[chosen])
         return Location(sources, epochs, shards, samples)
 

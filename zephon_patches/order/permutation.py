@@ -22,13 +22,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from zephon_patches.keys import hash64
+from zephon_patches.keys import hash64, hash64_of
 
 __all__ = ["ROUNDS", "SMALL", "Permutation"]
 
 SMALL = 4096
 ROUNDS = 8
 MAX_SIZE = 2**62
+
+# Values that take less time one by one than as an array.
+_FEW = 12
 
 
 class Permutation:
@@ -45,8 +48,8 @@ class Permutation:
         self._key = key
         if size >= SMALL:
             half_bits = ((size - 1).bit_length() + 1) // 2
-            self._half_bits = np.uint64(half_bits)
-            self._mask = np.uint64((1 << half_bits) - 1)
+            self._half_bits = np.array(half_bits, dtype=np.uint64)
+            self._mask = np.array((1 << half_bits) - 1, dtype=np.uint64)
             self._round_keys = [int(k) for k in hash64(key, np.arange(ROUNDS, dtype=np.uint64))]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
@@ -60,34 +63,54 @@ class Permutation:
         """
         if self.size < SMALL:
             return _table(self.size, self._key)[0][positions]
-        return self._walk(positions, self._forward)
+        return self._walk(positions, backwards=False)
 
     def inverse(self, elements: np.ndarray) -> np.ndarray:
         """Maps elements back to positions; arguments and result as in a call."""
         if self.size < SMALL:
             return _table(self.size, self._key)[1][elements]
-        return self._walk(elements, self._backward)
+        return self._walk(elements, backwards=True)
 
-    def _walk(self, values: np.ndarray, step) -> np.ndarray:  # type: ignore[no-untyped-def]
-        out = step(np.asarray(values, dtype=np.int64).astype(np.uint64))
+    def _walk(self, values: np.ndarray, backwards: bool) -> np.ndarray:
+        out = self._send(np.asarray(values, dtype=np.int64).astype(np.uint64).ravel(), backwards)
         size = np.uint64(self.size)
-        outside = out >= size
-        while outside.any():
-            out[outside] = step(out[outside])
-            outside = out >= size
-        return out.astype(np.int64)
+        outside = np.flatnonzero(out >= size)
+        walking = out[outside]
+        while len(outside) > _FEW:
+            walking = self._send(walking, backwards)
+            out[outside] = walking
+            still = walking >= size
+            outside, walking = outside[still], walking[still]
+        for place, value in zip(outside.tolist(), walking.tolist(), strict=True):
+            while value >= self.size:
+                value = self._send_one(value, backwards)
+            out[place] = value
+        return out.astype(np.int64).reshape(np.shape(values))
 
-    def _forward(self, values: np.ndarray) -> np.ndarray:
+    # Backwards through the network is forwards with its halves swapped and its keys reversed.
+
+    def _send(self, values: np.ndarray, backwards: bool) -> np.ndarray:
         left, right = values >> self._half_bits, values & self._mask
-        for key in self._round_keys:
-            left, right = right, left ^ (hash64(key, right) & self._mask)
+        if backwards:
+            left, right = right, left
+        hashed, scratch = np.empty_like(left), np.empty_like(left)
+        for key in self._round_keys[:: -1 if backwards else 1]:
+            np.bitwise_xor(left, np.bitwise_and(hash64(key, right, hashed, scratch), self._mask, hashed), left)
+            left, right = right, left
+        if backwards:
+            left, right = right, left
         return (left << self._half_bits) | right
 
-    def _backward(self, values: np.ndarray) -> np.ndarray:
-        left, right = values >> self._half_bits, values & self._mask
-        for key in reversed(self._round_keys):
-            left, right = right ^ (hash64(key, left) & self._mask), left
-        return (left << self._half_bits) | right
+    def _send_one(self, value: int, backwards: bool) -> int:
+        half_bits, mask = int(self._half_bits), int(self._mask)
+        left, right = value >> half_bits, value & mask
+        if backwards:
+            left, right = right, left
+        for key in self._round_keys[:: -1 if backwards else 1]:
+            left, right = right, left ^ (hash64_of(key, right) & mask)
+        if backwards:
+            left, right = right, left
+        return (left << half_bits) | right
 
 
 # Each entry takes at most 64 KiB; a block of numbers touches few groups at a time.

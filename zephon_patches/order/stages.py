@@ -57,7 +57,7 @@ class Stages:
         """
         sources, counts = np.empty_like(numbers), np.empty_like(numbers)
         stage_of = np.searchsorted(self._starts, numbers, side="right") - 1
-        for stage in np.unique(stage_of).tolist():
+        for stage in np.flatnonzero(np.bincount(stage_of)).tolist():
             chosen = stage_of == stage
             drawn, before = self._mixtures[stage].draw(numbers[chosen] - self._starts[stage])
             sources[chosen] = drawn

@@ -178,8 +178,7 @@ class _Segment:
             return
         cursor = head["cursor"]
         for step in range(head["step"] + 1, last + 1):
-            size = mapping.step_size(cursor, head["global_batch_size"], head["end"], self._skips)
-            behind = mapping.next_cursor(cursor, head["global_batch_size"], head["end"], self._skips)
+            size, behind = mapping.step_at(cursor, head["global_batch_size"], head["end"], self._skips)
             if not size:
                 self.faults.append(f"step {step:,}: the data had ended at sample {head['end']:,}")
                 return
