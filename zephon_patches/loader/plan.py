@@ -18,7 +18,7 @@ from zephon_patches.order.global_order import GlobalOrder
 
 __all__ = ["plan_rows"]
 
-_FIRST_ROWS = 512
+_FIRST_ROWS = 128
 _GROWTH = 16
 _BLOCK_ROWS = 16_384
 _MOST_BLOCKS = 2

@@ -54,8 +54,7 @@ def copy_rows(maps: list[np.ndarray], places: list[tuple[int, int]], run: Run) -
     places = [(shard, start) for shard, start in places if start + run.seq_len < len(maps[shard])]
     for first in range(0, len(places), run.batch_rows):
         part = places[first : first + run.batch_rows]
-        buffer = torch.empty((len(part), run.seq_len + 1), dtype=torch.int64)
-        array = buffer.numpy()
+        buffer = np.empty((len(part), run.seq_len + 1), dtype=np.int64)
         for row, (shard, start) in enumerate(part):
-            array[row] = maps[shard][start : start + run.seq_len + 1]
-        yield Batch(buffer[:, :-1], buffer[:, 1:])
+            buffer[row] = maps[shard][start : start + run.seq_len + 1]
+        yield Batch(torch.from_numpy(buffer[:, :-1]), torch.from_numpy(buffer[:, 1:]))
