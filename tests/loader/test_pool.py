@@ -27,7 +27,7 @@ from zephon_patches.loader import pool
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.pool import WorkerPool
 from zephon_patches.loader.serve import serve
-from zephon_patches.loader.workers import Delivery
+from zephon_patches.loader.workers import _READY, Delivery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TWO_WORKERS = Place(1, 4, 12, 2)
@@ -415,7 +415,7 @@ def test_one_that_stops_or_dies_in_the_middle_of_an_item_is_an_error(corpus, nam
     time.sleep(0.3)  # for those that are taken ahead to be there, and the next one to be under way
     os.kill(worker.pid, getattr(signal, name))
     error, count = until_error(iterator)
-    assert type(error) is ReadError and count == 2
+    assert type(error) is ReadError and count == _READY
     assert ("gave nothing" if name == "SIGSTOP" else "killed by SIGKILL") in str(error)
 
 

@@ -329,6 +329,7 @@ class Loader:
                 if self._delivered == self.micro_batches_per_step:
                     self._complete_step()
                 yield item
+                del item  # from here on its memory is the caller's alone
                 self._check_last_iterator(marker)
                 if self._moves != moves:
                     break

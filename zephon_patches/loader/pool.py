@@ -135,12 +135,11 @@ class WorkerPool:
                 turns.append(worker)
             while turns:
                 worker = turns.popleft()
-                item = worker.take()
-                for rows in planned:
+                yield worker.take()
+                for rows in planned:  # behind the item: for many of them together it takes longer than a step may
                     worker.ask(rows)
                     turns.append(worker)
                     break
-                yield item
         except GeneratorExit:
             raise
         except BaseException:

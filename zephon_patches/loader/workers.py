@@ -20,8 +20,9 @@ __all__ = ["Delivery", "ItemReader"]
 
 _AHEAD = 2
 
-# Items that are there before they are asked for, beside those that workers read ahead.
-_READY = 2
+# Items that are there before they are asked for, beside those that workers read ahead; as many as last while the places
+# of later ones are found (``plan.py``).
+_READY = 4
 
 # Seconds in which a persistent worker gives its item when the loader starts at another place, or is replaced.
 _PATIENCE = 1.0
