@@ -32,7 +32,7 @@ from zephon_patches.store.indexed import HEADER, encode_index
 from zephon_patches.store.manifest import Manifest
 
 _IDS = 50_000
-_TURN = 256  # batches that one loader delivers before the other does: as many as are located at once
+_TURN = 1024  # batches that one loader delivers before the other does: as many as are located at once
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, nargs="+", default=[2048, 8192], help="places of a sample (2048 8192)")
     parser.add_argument("--first-fit", type=int, default=200_000, help="documents for the comparison (200,000)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements, of which the median counts (5)")
-    parser.add_argument("--batches", type=int, default=1000, help="batches of 8 rows of a measurement (1,000)")
+    parser.add_argument("--batches", type=int, default=4096, help="batches of 8 rows of a measurement (4,096)")
     args = parser.parse_args()
     lengths = log_normal(args.documents)
     print(f"{args.documents:,} log-normal lengths, mean {lengths.mean():,.0f} tokens, median {np.median(lengths):,.0f}")

@@ -127,7 +127,7 @@ def measure(case: Case, items: int) -> Costs:
     iterator = iter(loader)
     next(iterator)
     begun = time.process_time()
-    for _ in itertools.islice(iterator, BLOCK // ROWS - 1):  # whose places were found for the first one
+    for _ in itertools.islice(iterator, BLOCK // ROWS - 1):  # of the first blocks, which are shorter
         pass
     going = time.process_time()
     for _ in itertools.islice(iterator, items):

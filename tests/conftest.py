@@ -23,3 +23,4 @@ settings.load_profile("default")
 def small_blocks(monkeypatch):
     """Numbers are located in short blocks, so that short runs cross many of them and start fast."""
     monkeypatch.setattr("zephon_patches.loader.plan._BLOCK_ROWS", 20)
+    monkeypatch.setattr("zephon_patches.loader.plan._MADE_ROWS", 7)

@@ -100,6 +100,7 @@ def test_hash64_writes_where_it_is_told_to_and_nowhere_else(key, values):
 
 
 def test_hash64_of_different_values_differ_and_keep_the_shape():
+    assert hash64(7, np.array(3, dtype=np.uint64)).shape == ()
     hashed = hash64(7, np.arange(100_000, dtype=np.uint64).reshape(100, 1000))
     assert hashed.shape == (100, 1000)
     assert len(np.unique(hashed)) == 100_000

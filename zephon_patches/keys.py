@@ -76,16 +76,16 @@ def hash64(
         key: In ``[0, 2**64)``.
         values: uint64, any shape.
         out: Gets the hashes, uint64 of the same shape; None makes one.
-        scratch: Is written over, uint64 of the same shape; None makes one.
+        scratch: Is written over, uint64 of the same shape, another array than ``out``; None makes one.
 
     Returns:
         ``out``; for one key, different values have different hashes.
     """
     # Array arithmetic wraps modulo 2**64, as it must here, without a warning. Output number x of the generator is of
     # key + (x + 1) * gamma. For the few values that are usual here, calls and new memory take longer than arithmetic.
-    z = np.multiply(values, _GAMMA_0D, out)
+    z = np.multiply(values, _GAMMA_0D, np.empty_like(values) if out is None else out)
     np.add(z, np.array((key + _GAMMA) & _ONES, dtype=np.uint64), z)
-    shifted = np.right_shift(z, _30, scratch)
+    shifted = np.right_shift(z, _30, np.empty_like(z) if scratch is None else scratch)
     np.multiply(np.bitwise_xor(z, shifted, z), _MIX_1_0D, z)
     np.multiply(np.bitwise_xor(z, np.right_shift(z, _27, shifted), z), _MIX_2_0D, z)
     return np.bitwise_xor(z, np.right_shift(z, _31, shifted), z)

@@ -73,6 +73,7 @@ class EvaluationLoader:
             for item in items:
                 batches += 1
                 yield item
+                del item  # as in the loader
                 self._check_last_pass(marker)
         except ReadFailure as failure:
             rank, size = self._topology

@@ -1,9 +1,9 @@
 """The rows that one rank reads: numbers of each step, found in the global order.
 
-Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call: a shuffle sends the last
-few numbers through its network again and again (``permutation.py``), and a mixture makes calls for each of its sources,
-so there the blocks are longer, unless all its data is small. The first blocks are short, so that the first batch comes
-soon, and each is longer than the one before.
+Numbers are located in blocks of several steps ahead of need, since numpy's cost is per call; a mixture makes calls for
+each of its sources, so there the blocks are longer. Where the data is small they are shorter, since each epoch that
+they reach into is permuted anew. The first blocks are short, so that the first batch comes soon, and each is longer
+than the one before.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,8 +20,9 @@ __all__ = ["plan_rows"]
 
 _FIRST_ROWS = 128
 _GROWTH = 16
-_BLOCK_ROWS = 16_384
-_MOST_BLOCKS = 2
+_BLOCK_ROWS = 8192
+_MOST_BLOCKS = 4
+_BLOCK_EPOCHS = 64
 
 # Rows that are Python's objects at a time: more of them would not stay in the processor's caches.
 _MADE_ROWS = 1024
@@ -47,7 +48,8 @@ def plan_rows(
     """
     steps = iter(steps)
     rows = local_batch_size * mapping.micro_batches_per_step(global_batch_size, local_batch_size, topology.dp_size)
-    block_rows = _BLOCK_ROWS * max(min(order.num_sources, _MOST_BLOCKS, order.num_samples // _BLOCK_ROWS), 1)
+    block_rows = _BLOCK_ROWS * min(order.num_sources, _MOST_BLOCKS)
+    block_rows = min(block_rows, max(_BLOCK_EPOCHS * order.num_samples, _FIRST_ROWS))
     size = min(_FIRST_ROWS, block_rows)
     while block := list(islice(steps, max(1, size // rows))):
         size = min(_GROWTH * size, block_rows)

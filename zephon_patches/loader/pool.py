@@ -42,6 +42,7 @@ _START = 300.0
 # Seconds in which a worker that is asked to end, or was killed, does so.
 _END = 1.0
 _KILLED = 5.0
+_TOLD = 0.05
 
 # Seconds after which a waiting parent looks whether its worker is there. Time counts in which this process waited: one
 # that was stopped and goes on finds its workers stopped, too.
@@ -285,9 +286,11 @@ class _Worker:
         return waited
 
     def _death(self) -> str:
-        until = time.monotonic() + _KILLED
-        while (status := self.process.exitcode) is None and time.monotonic() < until:
-            self.process.join(_LOOK)  # returns at once, and knows no status yet, where another thread waits, too
+        self.process.join(_KILLED)
+        status = self.process.exitcode
+        if status is None:  # another thread may have waited for it, too, and tells the status in a moment
+            time.sleep(_TOLD)
+            status = self.process.exitcode
         worker = f"worker {self._number} (process {self.process.pid})"
         if status is None:
             return f"{worker} has closed its connection"

@@ -20,8 +20,8 @@ __all__ = ["Delivery", "ItemReader"]
 
 _AHEAD = 2
 
-# Items that are there before they are asked for, beside those that workers read ahead; as many as last while the places
-# of later ones are found (``plan.py``).
+# Items that are there before they are asked for, beside those that workers read ahead: the places of later ones are
+# found in blocks (``plan.py``), for which the thread takes some milliseconds.
 _READY = 4
 
 # Seconds in which a persistent worker gives its item when the loader starts at another place, or is replaced.
