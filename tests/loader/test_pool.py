@@ -38,6 +38,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def children() -> set:
+    """Processes of this one. multiprocessing also names, for a moment, one that another thread has waited for."""
+
+    def is_there(pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    return {child for child in multiprocessing.active_children() if is_there(child.pid)}
+
+
+def workers() -> list:
+    return [child for child in children() if child.name.startswith("reader-")]
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("d240"), D240)
@@ -59,9 +76,9 @@ def nothing_is_left(tmp_path, monkeypatch):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    processes, files = set(multiprocessing.active_children()), in_shared_memory()
+    processes, files = children(), in_shared_memory()
     yield
-    assert set(multiprocessing.active_children()) <= processes
+    assert children() <= processes
     ours = {name for name in in_shared_memory() - files if str(os.getpid()) in name}
     assert ours == set() and list(temporary.iterdir()) == []
 
@@ -79,12 +96,6 @@ def deaths_are_quiet(monkeypatch):
 def build(corpus, *, place=TWO_WORKERS, rank=0, config=None, **loader):
     loader = {"multiprocessing_context": "fork", **loader}
     return builder(corpus, shard_bytes=3000, loader=loader, **(config or {}))(place, rank)
-
-
-def workers() -> list:
-    # multiprocessing takes one for alive, for a moment, that another thread has waited for: it is nowhere any more
-    ours = [child for child in multiprocessing.active_children() if child.name.startswith("reader-")]
-    return [child for child in ours if Path(f"/proc/{child.pid}").exists()]
 
 
 def until_error(iterator, most: int = 20) -> tuple[Exception, int]:
