@@ -50,13 +50,44 @@ def test_no_more_than_the_depth_is_taken_before_it_is_asked_for(depth):
             yield last
 
     ahead = Ahead(items(), depth)
-    for asked in range(5):
+    assert next(ahead) == 0  # with which the thread starts
+    for asked in range(1, 9):
         until = time.monotonic() + 10
-        while last < asked + depth - 1 and time.monotonic() < until:
+        while last < asked + depth // 2 and time.monotonic() < until:
             time.sleep(0.001)
         time.sleep(0.02)  # for one too many
-        assert last == asked + depth - 1
+        assert asked + depth // 2 <= last <= asked + depth - 1
         assert next(ahead) == asked
+    assert ended(ahead)
+
+
+def test_a_loop_without_a_pause_takes_items_itself():
+    takers = []
+
+    def items():
+        for number in range(1000):
+            takers.append(threading.current_thread())
+            yield number
+
+    ahead = Ahead(items(), 4)
+    assert list(ahead) == list(range(1000))
+    assert takers.count(threading.main_thread()) > 100, "some pauses on a busy machine aside"
+    assert ended(ahead)
+
+
+def test_an_item_that_is_there_is_handed_out_while_the_thread_waits_for_the_next_one():
+    goes_on = threading.Event()
+
+    def items():
+        time.sleep(0.2)  # for the loop to wait, too
+        yield 0
+        goes_on.wait()
+        yield 1
+
+    ahead = Ahead(items(), 4)
+    assert next(ahead) == 0
+    goes_on.set()
+    assert next(ahead) == 1
     assert ended(ahead)
 
 
@@ -77,7 +108,9 @@ def test_it_is_stopped_behind_the_item_that_is_taken():
     assert not ahead.stop(0.05)
     goes_on.set()
     assert ended(ahead)
-    assert left == ["items-ahead"]  # nothing of the iterator runs in another thread
+    assert left == [], "it goes with who has it"
+    del ahead
+    assert left == ["MainThread"]
 
 
 @pytest.mark.parametrize("taken", [0, 1, 4])
@@ -132,3 +165,15 @@ def test_its_thread_has_ended_when_the_interpreter_ends():
     root = Path(__file__).parents[2]
     ran = subprocess.run([sys.executable, "-c", AT_EXIT], cwd=root, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "['MainThread']", "")
+
+
+def test_an_interrupt_while_the_thread_starts_stays_one(monkeypatch):
+    def start(self) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("release unlocked lock")  # noqa: B904  (as threading's lock does)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        next(Ahead(itertools.count(), 2))

@@ -236,7 +236,7 @@ def test_workers_change_nothing(corpus, batches):
 def test_a_pass_that_was_replaced_says_so_again_and_again(corpus, monkeypatch, workers):
     # Of persistent workers that are slow nothing is there that was taken for the pass before.
     read = MicroBatchReader.read
-    monkeypatch.setattr(MicroBatchReader, "read", lambda self, rows: time.sleep(0.2) or read(self, rows))
+    monkeypatch.setattr(MicroBatchReader, "read", lambda self, *given: time.sleep(0.2) or read(self, *given))
     monkeypatch.setattr("zephon_patches.loader.workers._PATIENCE", 0.05)
     settings = {"prefetch_factor": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
     loader = a_loader(corpus, num_workers=workers, **settings)

@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from zephon_patches.loader import pool
 from zephon_patches.loader.collate import MicroBatchReader
 from zephon_patches.loader.pool import WorkerPool
 from zephon_patches.loader.serve import serve
-from zephon_patches.loader.workers import _READY, Delivery
+from zephon_patches.loader.workers import Delivery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TWO_WORKERS = Place(1, 4, 12, 2)
@@ -98,7 +99,7 @@ def build(corpus, *, place=TWO_WORKERS, rank=0, config=None, **loader):
     return builder(corpus, shard_bytes=3000, loader=loader, **(config or {}))(place, rank)
 
 
-def until_error(iterator, most: int = 20) -> tuple[Exception, int]:
+def until_error(iterator, most: int = 200) -> tuple[Exception, int]:
     """The error of an iterator, and the items before it."""
     for count in range(most):
         try:
@@ -242,9 +243,9 @@ def test_any_exception_in_reading_names_the_samples_and_keeps_its_cause(
 ):
     calls, read = [], MicroBatchReader.read
 
-    def fails(self, rows):
-        calls.append(rows)
-        return read(self, rows) if len(calls) < (5 if number == 0 else 3) else act()
+    def fails(self, *given):
+        calls.append(given)
+        return read(self, *given) if len(calls) < (5 if number == 0 else 3) else act()
 
     loader = build(corpus, place=Place(2, 2, 12, number), rank=1)
     with monkeypatch.context() as patch:
@@ -288,7 +289,7 @@ def test_padding_rows_are_named_as_such(corpus, monkeypatch, packing):
     monkeypatch.setattr(
         MicroBatchReader,
         "read",
-        lambda self, rows: calls.append(rows) or (read(self, rows) if len(calls) < 2 else [][0]),
+        lambda self, *given: calls.append(given) or (read(self, *given) if len(calls) < 2 else [][0]),
     )
     error, count = until_error(iter(loader))
     assert count == 1 and "item 2 of 2 of the step at sample 0, on dp_rank 0 of 1, numbers 7 to 11:" in str(error)
@@ -318,7 +319,7 @@ def test_a_validation_pass_names_its_batch(corpus, monkeypatch, number):
     if number:
         workers()[0].kill()
     else:
-        monkeypatch.setattr(MicroBatchReader, "read", lambda self, rows: {}["x"])
+        monkeypatch.setattr(MicroBatchReader, "read", lambda self, *given: {}["x"])
     error, count = until_error(iterator)
     assert type(error) is ReadError
     assert f"batch {3 + count} of 40 of a validation pass, on dp_rank 1 of 2" in str(error)
@@ -380,9 +381,9 @@ def test_a_worker_that_hangs_in_reading_is_an_error_after_the_timeout(
     act = {"fifo": named_pipe(tmp_path), "sleep": lambda: time.sleep(1000), "busy": busy}[hangs]
     read, calls = MicroBatchReader.read, []
 
-    def hang(self, rows):
-        calls.append(rows)
-        return read(self, rows) if len(calls) < 3 else act()
+    def hang(self, *given):
+        calls.append(given)
+        return read(self, *given) if len(calls) < 3 else act()
 
     loader = build(corpus, config={"worker_timeout": 2}, persistent_workers=persistent)
     with monkeypatch.context() as patch:
@@ -417,22 +418,33 @@ def test_a_stopped_worker_is_an_error_that_says_so(corpus, expected):
 
 
 @pytest.mark.parametrize("name", ["SIGSTOP", "SIGKILL"])
-def test_one_that_stops_or_dies_in_the_middle_of_an_item_is_an_error(corpus, name):
-    # 4 MB do not fit into a socket, so half of an item is sent while nobody takes it.
-    loader = build(corpus, config={"worker_timeout": 3, "seq_len": 2**17}, place=Place(1, 4, 4, 1))
-    iterator = iter(loader)
-    next(iterator)
-    (worker,) = workers()
-    time.sleep(0.3)  # for those that are taken ahead to be there, and the next one to be under way
-    os.kill(worker.pid, getattr(signal, name))
-    error, count = until_error(iterator)
-    assert type(error) is ReadError and count == _READY
+def test_one_that_stops_or_dies_in_the_middle_of_an_item_is_an_error(corpus, expected, monkeypatch, name):
+    read, calls = MicroBatchReader.read, []
+
+    def half(self, rows, empty):
+        calls.append(rows)
+        if len(calls) == 6:
+            empty((len(rows), 4))[:] = -1
+            os.kill(os.getpid(), getattr(signal, name))
+        return read(self, rows, empty)
+
+    loader = build(corpus, config={"worker_timeout": 2}, place=Place(1, 4, 12, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(MicroBatchReader, "read", half)
+        iterator = iter(loader)
+        items = [next(iterator) for _ in range(5)]
+        error, count = until_error(iterator)
+    assert type(error) is ReadError and count == 0
     assert ("gave nothing" if name == "SIGSTOP" else "killed by SIGKILL") in str(error)
+    assert "item 3 of 3 of the step at sample 12" in str(error)
+    for number, item in enumerate(items):
+        assert rows_of(item) == expected.rows(4 * number, 4 * number + 4)
+    check_goes_on(loader, expected)
 
 
 def test_a_slow_worker_is_waited_for(corpus, expected, monkeypatch):
     read = MicroBatchReader.read
-    monkeypatch.setattr(MicroBatchReader, "read", lambda self, rows: time.sleep(0.3) or read(self, rows))
+    monkeypatch.setattr(MicroBatchReader, "read", lambda self, *given: time.sleep(0.3) or read(self, *given))
     for timeout in (30, 0):  # 0 for any time
         iterator = iter(build(corpus, config={"worker_timeout": timeout}, place=Place(1, 4, 12, 1)))
         assert rows_of(next(iterator)) == expected.rows(0, 4)
@@ -469,9 +481,9 @@ def test_settings_of_workers_out_of_range_are_refused_by_name(settings, text):
 def test_an_abandoned_iterator_ends_its_workers_also_where_they_hang_or_are_stopped(corpus, monkeypatch):
     read, calls = MicroBatchReader.read, []
 
-    def hang(self, rows):
-        calls.append(rows)
-        return read(self, rows) if len(calls) < 2 else time.sleep(1000)
+    def hang(self, *given):
+        calls.append(given)
+        return read(self, *given) if len(calls) < 2 else time.sleep(1000)
 
     monkeypatch.setattr(MicroBatchReader, "read", hang)
     loader = build(corpus, place=Place(1, 4, 12, 3))
@@ -493,7 +505,7 @@ def test_an_interrupt_while_waiting_leaves_a_loader_that_goes_on(corpus, expecte
     timer = threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt) as caught:
-        for _ in range(20):
+        while True:
             next(iterator)
     timer.join()
     traceback.clear_frames(caught.tb)
@@ -502,6 +514,176 @@ def test_an_interrupt_while_waiting_leaves_a_loader_that_goes_on(corpus, expecte
         next(iterator)  # an end would look like that of the data
     check_goes_on(loader, expected)
     loader._items._pool.close()  # of persistent workers
+
+
+def test_an_interrupt_while_workers_end_leaves_none_and_a_loader_that_goes_on(corpus, expected, monkeypatch):
+    loader = build(corpus, persistent_workers=True)
+    next(iter(loader))
+    join, calls = multiprocessing.process.BaseProcess.join, []
+
+    def interrupted(self, timeout=None):
+        calls.append(self)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return join(self, timeout)
+
+    ours = workers()
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loader._items._pool.close()
+    for worker in ours:
+        join(worker, 10)
+    assert len(ours) == 2 and workers() == []
+    check_goes_on(loader, expected)
+    loader._items._pool.close()
+
+
+INTERRUPTED = """
+import multiprocessing, random, signal, sys
+from pathlib import Path
+from tests.corpora import Corpus, D240
+from tests.resume import Place, builder, expected_stream, rows_of
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+corpus = Corpus(Path({folder!r}), list(D240), True)
+expected = expected_stream(corpus, shard_bytes=3000)
+settings = dict(persistent_workers={persistent}, multiprocessing_context="fork")
+loader = builder(corpus, shard_bytes=3000, loader=settings)(Place(1, 4, 12, 2), 0)
+signal.signal(signal.SIGALRM, interrupt)
+sys.unraisablehook = lambda *_: None
+came, others, seed = 0, [], random.Random(0)
+for _ in range(60):
+    start = loader.cursor
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seed.uniform(0.001, 0.08))
+        for item, found in zip(range(2000), loader):  # some are lost in what Python does at a fork
+            n = start + 4 * item
+            if rows_of(found) != expected.rows(n, n + 4):
+                sys.exit(f"wrong samples at {{n}}")
+    except KeyboardInterrupt:
+        came += 1
+    except Exception as error:
+        others.append(repr(error))
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert len(others) <= 3, others  # Python's own modules are not prepared for one at any moment
+assert rows_of(next(iter(loader))) == expected.rows(loader.cursor, loader.cursor + 4)
+print(came)
+"""
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_interrupts_at_any_time_leave_a_loader_that_goes_on_with_the_right_samples(corpus, persistent):
+    build(corpus)  # the store is there
+    script = INTERRUPTED.format(folder=str(corpus.folder), persistent=persistent)
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0 and int(ran.stdout) > 30, ran.stderr[-3000:]
+
+
+def test_another_thread_that_waits_for_an_item_gets_an_error_when_the_loader_begins_anew(corpus, monkeypatch):
+    read = MicroBatchReader.read
+    monkeypatch.setattr(MicroBatchReader, "read", lambda self, *given: time.sleep(0.1) or read(self, *given))
+    items = build(corpus, persistent_workers=True)._items
+    plan = [[(0, 0, sample, False)] * 4 for sample in range(8)] * 50
+    old, ended = items.items(iter(plan)), []
+
+    def takes() -> None:
+        try:
+            for _ in old:
+                pass
+        except Exception as error:
+            ended.append((type(error), str(error)))
+
+    thread = threading.Thread(target=takes)
+    thread.start()
+    time.sleep(0.5)
+    expected = [rows_of(items._reader.read(rows)) for rows in plan[5:9]]
+    assert [rows_of(item) for item, _ in zip(items.items(iter(plan[5:])), range(4), strict=False)] == expected
+    thread.join(30)
+    assert not thread.is_alive() and [kind for kind, _ in ended] == [LoaderError] and "was stopped" in ended[0][1]
+    items._pool.close()
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_thread_that_cannot_be_started_is_an_error_that_says_what_to_raise(corpus, expected, monkeypatch, number):
+    loader = build(corpus, place=Place(1, 4, 12, number))
+    start = threading.Thread.start
+
+    def fails(self) -> None:
+        if self.name == "items-ahead":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        if number:
+            error, count = until_error(iter(loader))
+            assert type(error) is LoaderError and count == 0 and "ulimit -u" in str(error)
+    check_goes_on(loader, expected)
+
+
+def test_a_persistent_worker_whose_first_read_hangs_is_replaced_when_the_loader_begins_anew(
+    corpus, expected, monkeypatch
+):
+    read = MicroBatchReader.read
+
+    def hang(self, rows, empty):
+        if multiprocessing.current_process().name == "reader-2":
+            time.sleep(1000)
+        return read(self, rows, empty)
+
+    loader = build(corpus, place=Place(1, 4, 12, 3), persistent_workers=True, prefetch_factor=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(MicroBatchReader, "read", hang)
+        next(iter(loader))
+    check_goes_on(loader, expected)
+    loader._items._pool.close()
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_items_in_inference_mode_do_not_depend_on_which_thread_takes_them(corpus, number):
+    with torch.inference_mode():
+        kinds = {
+            tensor.is_inference()
+            for (inputs, labels), _ in zip(build(corpus, place=Place(1, 4, 12, number)), range(40), strict=False)
+            for tensor in (inputs["input"], labels)
+        }
+    assert len(kinds) == 1
+
+
+@pytest.mark.skipif(not LINUX, reason="counts descriptors in /proc")
+@pytest.mark.parametrize("free", range(14))
+def test_want_of_descriptors_is_an_error_and_leaves_none(corpus, expected, free):
+    loader = build(corpus, place=Place(1, 4, 12, 2))
+    next(iter(loader))  # what is opened once is open
+    gc.collect()
+    used = [int(name) for name in os.listdir("/proc/self/fd")]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(max(used) + 2 - len(used))]  # no gap is left
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(*used, *taken) + 1 + free, limits[1]))
+    try:
+        error, _ = until_error(iter(loader))
+    except AssertionError:
+        error = None  # there were enough
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for file in taken:
+            os.close(file)
+    assert error is None or isinstance(error, LoaderError | ReadError), error
+    assert free > 3 or isinstance(error, LoaderError)
+    del error  # it may hold the workers
+    gc.collect()
+    # Where its second pipe cannot be made Python's multiprocessing leaves the first one.
+    assert workers() == [] and len(os.listdir("/proc/self/fd")) <= len(used) + 2
+    check_goes_on(loader, expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -531,13 +713,13 @@ def test_what_a_fork_does_with_an_iterator_is_nothing_to_its_parent(corpus, expe
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_loader_that_its_own_thread_collects_as_garbage_ends_its_workers(corpus, monkeypatch, persistent):
-    loader = build(corpus, persistent_workers=persistent, place=Place(1, 4, 12, 1))
+    loader = build(corpus, persistent_workers=persistent, prefetch_factor=2, place=Place(1, 4, 12, 1))
     plan, dropped, unraisable = loader._plan(), threading.Event(), []
     monkeypatch.setattr("sys.unraisablehook", unraisable.append)
 
     def collects():
         for number, rows in enumerate(plan):
-            if number == 4:  # in the thread that takes items
+            if number == 4:  # in the thread that takes items, which takes some at the start
                 dropped.wait()
                 gc.collect()
             yield rows
@@ -572,11 +754,12 @@ def late(*arguments):
     serve(*arguments)
 
 pool.serve = late
-workers = pool.WorkerPool(loader._reader, 3, 1, start_method="fork")
+workers = pool.WorkerPool(loader._reader, 3, start_method="fork")
 os.write(1, b"ready")
 """
 
 ENDS = {
+    "end": (RUNS, 0),
     "exception": (RUNS + "raise RuntimeError('the training loop')", 1),
     "SIGTERM": (RUNS + "os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
     "SIGKILL while they start": (STARTS + "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
@@ -617,6 +800,7 @@ def test_a_parent_that_ends_uncleanly_leaves_no_worker(corpus, end, tmp_path):
     try:
         status = process.wait(timeout=120)
         assert (status, log.read_text()[:5]) == (expected_status, "ready"), log.read_text()
+        assert status or log.read_text() == "ready", "nothing more is said at an end"
         left = members(process.pid)
         for _ in range(100):
             # The one that is stopped cannot see that its parent is gone until it goes on.
@@ -646,24 +830,22 @@ def members(session: int) -> list[int]:
 
 def test_a_pool_closes_as_often_as_one_likes(corpus):
     loader = build(corpus)
-    made = WorkerPool(loader._reader, 2, 1, start_method="fork")
+    made = WorkerPool(loader._reader, 2, start_method="fork")
     assert made.is_open and len(workers()) == 2
     made.close()
     made.close()
     assert not made.is_open and workers() == []
 
 
-def test_pinned_memory_is_what_the_bytes_arrive_in(corpus, expected, monkeypatch):
+@pytest.mark.parametrize("number", [0, 1])
+def test_pinned_memory_is_what_tensors_lie_in(corpus, expected, monkeypatch, number):
     # Without an accelerator there is none, so it is looked what is asked for.
-    asked, empty = [], torch.empty
-
-    def of(*sizes, pin_memory=False, **settings):
-        asked.append((sizes, pin_memory))
-        return empty(*sizes, **settings)
-
+    pinned = []
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(pool.torch, "empty", of)
-    iterator = iter(build(corpus, pin_memory=True, place=Place(1, 4, 12, 1)))
-    assert rows_of(next(iterator)) == expected.rows(0, 4)
-    assert asked[:2] == [((0,), False), ((8 * 4 * 9,), True)]
-    assert {pins for _, pins in asked[2:]} <= {True}, "of those that are taken ahead"
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self.clone()) or pinned[-1])
+    iterator = iter(build(corpus, pin_memory=True, place=Place(1, 4, 12, number)))
+    items = [next(iterator) for _ in range(20)]
+    for at, (inputs, labels) in enumerate(items):
+        assert rows_of((inputs, labels)) == expected.rows(4 * at, 4 * at + 4)
+        for tensor in (inputs["input"], labels):
+            assert tensor.untyped_storage().data_ptr() in {each.untyped_storage().data_ptr() for each in pinned}

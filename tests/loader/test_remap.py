@@ -82,7 +82,9 @@ def test_workers_that_have_read_ahead_give_the_rows_of_the_new_place(corpus, exp
 def test_what_was_read_ahead_is_dropped_and_no_store_is_opened_anew(corpus, expected, monkeypatch):
     read = []
     real = MicroBatchReader.read
-    monkeypatch.setattr(MicroBatchReader, "read", lambda self, rows: read.append(len(rows)) or real(self, rows))
+    monkeypatch.setattr(
+        MicroBatchReader, "read", lambda self, rows, *empty: read.append(len(rows)) or real(self, rows, *empty)
+    )
     loader = builder(corpus)(Place(1, 4), 0)
     reader, order, iterator = loader._reader, loader.order, iter(loader)
     for _ in range(3):

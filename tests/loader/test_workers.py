@@ -70,9 +70,9 @@ def test_reading_ahead_is_not_counted_and_changes_nothing(corpus, expected, pref
 def test_slow_workers_do_not_change_the_order(corpus, expected, monkeypatch):
     real = collate.MicroBatchReader.read
 
-    def slow(self, rows):
+    def slow(self, *given):
         time.sleep(random.choice([0, 0, 0.02]))
-        return real(self, rows)
+        return real(self, *given)
 
     monkeypatch.setattr(collate.MicroBatchReader, "read", slow)
     check_steps(Run(build(corpus, multiprocessing_context="fork"), Place(1, 2, 12, 3)), expected, 6)

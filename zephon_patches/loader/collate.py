@@ -1,6 +1,6 @@
 """Rows to tensors: reads the samples of one micro-batch from their stores."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,15 @@ from zephon_patches.samples.sequence import CONCAT, IGNORE_INDEX, Sampling, fill
 from zephon_patches.store.history import file_changes, find_manifest
 from zephon_patches.store.reader import TokenStore
 
-__all__ = ["Item", "MicroBatchReader", "Row"]
+__all__ = ["Empty", "Item", "MicroBatchReader", "Row"]
 
 # Shards whose plan a process keeps open, over all sources; the oldest one goes when there are as many.
 _MAX_PLANS = 4096
 
 Item = tuple[dict[str, torch.Tensor], torch.Tensor]
+
+Empty = Callable[[tuple[int, ...]], np.ndarray]
+"""Gives memory for an int64 array of some shape"""
 
 # Inputs, labels and positions, as the item has them.
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -36,6 +39,10 @@ _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 Row = tuple[int, int, int, bool]
 """Where one row of a micro-batch is read from: source, shard, sample; and whether it only fills up the micro-batch, so
 that all its labels are left out of the loss. Plain tuples, since a named one takes many times as long to make."""
+
+
+def _fresh(shape: tuple[int, ...]) -> np.ndarray:
+    return np.empty(shape, dtype=np.int64)
 
 
 class MicroBatchReader:
@@ -65,6 +72,11 @@ class MicroBatchReader:
         return {**self.__dict__, "_packed": {}}
 
     @property
+    def row_words(self) -> int:
+        """Words (int64) that a row takes at most: inputs, labels and positions, and the token behind the inputs."""
+        return 3 * self.seq_len + 1
+
+    @property
     def may_mask_all(self) -> bool:
         """Whether a sample may be without a label that counts."""
         return self.sampling.mask_boundaries
@@ -85,25 +97,29 @@ class MicroBatchReader:
         before = find_manifest(store.folder.parent, data)
         return file_changes(before, store.manifest) if before else []
 
-    def read(self, rows: Sequence[Row]) -> Item:
-        """Makes the tensors of one micro-batch in fresh memory.
+    def read(self, rows: Sequence[Row], empty: Empty = _fresh) -> Item:
+        """Makes the tensors of one micro-batch.
+
+        Args:
+            rows: Where they are read from.
+            empty: Gives the memory that they lie in, fresh if it is not given.
 
         Returns:
             ``{"input": int64 (rows, seq_len)}`` and labels of the same shape; ``positions`` too, of the same shape and
             type, where they are wanted. Inputs and labels may share memory.
         """
-        inputs, labels, positions = self._read_packed(rows) if self._plans else self._read_concat(rows)
+        inputs, labels, positions = self._read_packed(rows, empty) if self._plans else self._read_concat(rows, empty)
         # From NumPy's arrays and views, which take less time to make than torch's.
         tensors = {"input": torch.from_numpy(inputs)}
         if positions is not None:
             tensors["positions"] = torch.from_numpy(positions)
         return tensors, torch.from_numpy(labels)
 
-    def _read_concat(self, rows: Sequence[Row]) -> _Arrays:
+    def _read_concat(self, rows: Sequence[Row], empty: Empty) -> _Arrays:
         # Inputs and labels are views of one buffer unless a label is masked: the trainer never writes to them, and it
         # saves half of the copying.
         seq_len, width, stores = self.seq_len, self.seq_len + 1, self._stores
-        tokens = np.empty((len(rows), width), dtype=np.int64)
+        tokens = empty((len(rows), width))
         masked = []  # (row, first label that does not count)
         for i, (source, shard, sample, padding) in enumerate(rows):
             shard_tokens = stores[source].tokens(shard)
@@ -118,11 +134,12 @@ class MicroBatchReader:
         boundaries = self.sampling.mask_boundaries
         inputs, labels, positions = tokens[:, :-1], tokens[:, 1:], None
         if masked or boundaries:
-            labels = labels.copy()
+            labels = empty(labels.shape)
+            labels[:] = tokens[:, 1:]
             for i, first in masked:
                 labels[i, first:] = IGNORE_INDEX
         if boundaries or self.sampling.positions:
-            positions = np.empty((len(rows), seq_len), dtype=np.int64) if self.sampling.positions else None
+            positions = empty(inputs.shape) if self.sampling.positions else None
             for i, row in enumerate(rows):
                 starts, stop = self._document_starts(row)
                 if boundaries:
@@ -138,8 +155,8 @@ class MicroBatchReader:
         first, stop = span(sample, self.seq_len, int(store.tokens_per_shard[shard]))
         return document_starts(store.pointers(shard), store.itemsize, first, stop), stop - first
 
-    def _read_packed(self, rows: Sequence[Row]) -> _Arrays:
-        inputs, labels = (np.empty((len(rows), self.seq_len), dtype=np.int64) for _ in range(2))
+    def _read_packed(self, rows: Sequence[Row], empty: Empty) -> _Arrays:
+        inputs, labels = (empty((len(rows), self.seq_len)) for _ in range(2))
         samples = [(self._packed_shard(source, shard), sample) for source, shard, sample, _ in rows]
         fill_rows(inputs, labels, samples)
         for i, (source, shard, _, padding) in enumerate(rows):
@@ -148,7 +165,7 @@ class MicroBatchReader:
                 labels[i] = IGNORE_INDEX
             elif mask is not None:
                 mask_labels(labels[i], mask, *samples[i])
-        positions = np.empty_like(inputs) if self.sampling.positions else None
+        positions = empty(inputs.shape) if self.sampling.positions else None
         if positions is not None:
             for i, (packed, number) in enumerate(samples):
                 fill_positions(positions[i], row_starts(packed, number))

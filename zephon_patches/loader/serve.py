@@ -1,17 +1,22 @@
-"""What a worker process does: reads the micro-batches that its parent asks for, and sends them back.
+"""What a worker process does: reads the micro-batches that its parent asks for, into memory that both have.
 
-Three threads: one takes requests at once, so that nobody waits for room in the socket, and ends the process when
-its parent has closed the socket or is gone, whatever the others hang in; the main one reads; one sends.
+Its main thread takes a request, reads, and says that it has; another one ends the process when its parent has closed
+the socket or is gone, whatever the main one hangs in.
 
-A frame is two numbers, the length of a pickle (u32) and that of the bytes behind it (u64), then the two. A request
-pickles the rows; a reply says in which places of the bytes the item's tensors lie, or what went wrong.
+A frame is the length of a pickle (u32), and the pickle. A request is a frame in the socket: the size of a slot
+(``slots.py``), whether a descriptor of the memory comes with it, as with the first one, and the slot and the rows of
+each micro-batch. Behind the start of each the worker's bell (``bell.py``) is rung.
+
+When a worker has started, and for each micro-batch, in their order, it rings its parent's bell. The number is 1 where
+the item lies in its slot as the one before it did in its own, nearly always. Else it is ``FRAME`` + 1, and a frame that
+is in the socket by then says which micro-batch it is, and where the item's tensors lie, or what went wrong.
 """
 
-import ctypes
 import gc
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -19,21 +24,21 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import wait
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
 
-from zephon_patches.errors import ZephonError
-from zephon_patches.loader.collate import Item, MicroBatchReader, Row
+from zephon_patches.errors import LoaderError, ZephonError
+from zephon_patches.loader.bell import hear, ring
+from zephon_patches.loader.collate import MicroBatchReader, Row
 from zephon_patches.loader.failure import failed_by
+from zephon_patches.loader.slots import Filling
 
-__all__ = ["LABELS", "SIGNALS", "SIZES", "Failed", "View", "frame", "serve"]
+__all__ = ["FRAME", "LABELS", "SIGNALS", "SIZE", "Failed", "Filled", "Request", "View", "frame", "serve"]
 
-SIZES = struct.Struct("<IQ")
+SIZE = struct.Struct("<I")
 
-_WORD = 8  # bytes of an int64
+FRAME = 2**32
 
 LABELS = ""  # of a view, where the others have their names
 
@@ -44,32 +49,26 @@ SIGNALS = {
     if hasattr(signal, name) and hasattr(signal, "pthread_sigmask")
 }
 
-# Seconds after which a forked worker looks for its parent.
-_LOOK = 1.0
+# Milliseconds after which a forked worker looks for its parent.
+_LOOK = 1000
 
+Request = tuple[int, bool, list[tuple[int, Sequence[Row]]]]
+"""Words of a slot; whether their memory comes with it; slot and rows of each micro-batch. Plain tuples pickle in a
+fraction of the time, as in a reply."""
 
-class View(NamedTuple):
-    """Where a tensor lies in the bytes of an item, an array of int64."""
+View = tuple[str, int, tuple[int, ...], tuple[int, ...]]
+"""Where a tensor lies in the words of an item: name, first word, shape, strides"""
 
-    name: str
-    first: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+Filled = tuple[int, list[View]]
+"""Words of an item, and its tensors"""
 
 
 class Failed(NamedTuple):
-    """In place of views: what ``failed_by`` makes of an error, and where it was."""
+    """In place of an item: what ``failed_by`` makes of an error, and where it was."""
 
     kind: type[ZephonError]
     reason: str
     traceback: str
-
-
-class _Reply(NamedTuple):
-    head: bytes
-    parts: Sequence[Any]
-    item: Item | None
-    """Kept until its memory is sent"""
 
 
 def serve(reader: MicroBatchReader, channel: socket.socket, is_fork: bool) -> None:
@@ -83,40 +82,41 @@ def serve(reader: MicroBatchReader, channel: socket.socket, is_fork: bool) -> No
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     torch.set_num_threads(1)  # the threads of a pool are not there behind a fork
     gc.freeze()  # the collector would write to all that a fork shares with its parent, and so copy it
-    requests: SimpleQueue[Sequence[Row]] = SimpleQueue()
-    replies: SimpleQueue[_Reply] = SimpleQueue()
-    threading.Thread(target=_take_requests, args=(channel, requests, is_fork), daemon=True).start()
-    threading.Thread(target=_send_replies, args=(channel, replies), daemon=True).start()
-    replies.put(_Reply(frame(None), (), None))  # has started
-    while True:
-        rows = requests.get()
-        try:
-            reply = _reply(reader.read(rows))
-        except Exception as error:
-            failed = Failed(*failed_by(error), traceback.format_exc())
-            reply = _Reply(frame(failed), (), None)
-        replies.put(reply)
+    threading.Thread(target=_watch, args=(channel, is_fork), daemon=True).start()
+    with _exit_at_end():
+        _, bells, _, _ = socket.recv_fds(channel, 1, 2)
+        if len(bells) < 2:
+            raise _no_descriptor()
+        asked, read = bells
+        ring(read)  # has started
+        memory: Filling | None = None
+        last: Filled | None = None
+        done = 0
+        while True:
+            hear(asked)
+            (words, comes, requests), files = _receive(channel)
+            if comes:
+                memory = Filling(files[0], words) if files else None
+            for slot, rows in requests:
+                reply = _fill(reader, rows, memory, slot)
+                done += 1
+                if reply == last:
+                    ring(read)
+                    continue
+                channel.sendall(frame((done, reply)))
+                ring(read, FRAME + 1)
+                if not isinstance(reply, Failed):
+                    last = reply
 
 
-def _take_requests(channel: socket.socket, requests: SimpleQueue[Sequence[Row]], is_fork: bool) -> None:
-    """Takes requests at once, so that nobody waits for room in the socket; sees the end, also if reading hangs."""
+def _watch(channel: socket.socket, is_fork: bool) -> None:
     parent = multiprocessing.parent_process()
+    hang_up = select.poll()
+    hang_up.register(channel, select.POLLHUP)
     with _exit_at_end():
-        while True:
-            while not wait([channel], _LOOK):
-                if is_fork and parent is not None and os.getppid() != parent.pid:
-                    return
-            size, _ = SIZES.unpack(_exactly(channel, SIZES.size))
-            requests.put(pickle.loads(_exactly(channel, size)))
-
-
-def _send_replies(channel: socket.socket, replies: SimpleQueue[_Reply]) -> None:
-    with _exit_at_end():
-        while True:
-            reply = replies.get()
-            channel.sendall(reply.head)
-            for part in reply.parts:
-                channel.sendall(part)
+        while not hang_up.poll(_LOOK):
+            if is_fork and parent is not None and os.getppid() != parent.pid:
+                return
 
 
 @contextmanager
@@ -124,12 +124,20 @@ def _exit_at_end() -> Iterator[None]:
     """Ends the process, whatever its other threads do, without what it may have inherited to be done at exit."""
     try:
         yield
-    except (OSError, EOFError):  # the parent has closed, or is gone
+    except (ConnectionError, EOFError):  # the parent has closed, or is gone
         os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def _receive(channel: socket.socket) -> tuple[Request, list[int]]:
+    head, files, _, _ = socket.recv_fds(channel, SIZE.size, 1)
+    head += _exactly(channel, SIZE.size - len(head)) if head else b""
+    if not head:
+        raise EOFError
+    return pickle.loads(_exactly(channel, SIZE.unpack(head)[0])), files
 
 
 def _exactly(channel: socket.socket, size: int) -> bytearray:
@@ -143,29 +151,27 @@ def _exactly(channel: socket.socket, size: int) -> bytearray:
     return content
 
 
-def frame(content: Any, behind: int = 0) -> bytes:
-    """The first part of a frame, behind which so many bytes follow."""
+def frame(content: Any) -> bytes:
     pickled = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
-    return SIZES.pack(len(pickled), behind) + pickled
+    return SIZE.pack(len(pickled)) + pickled
 
 
-def _reply(item: Item) -> _Reply:
-    """An item's memory, once where its tensors overlap, and where they lie in it."""
-    inputs, labels = item
-    tensors = sorted([*inputs.items(), (LABELS, labels)], key=lambda entry: entry[1].data_ptr())
-    spans: list[list[int]] = []  # addresses
-    views = []
-    before = 0  # bytes of the spans before the last one
-    for name, tensor in tensors:
-        assert tensor.dtype == torch.int64
-        start = tensor.data_ptr()
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        stop = start + _WORD * (reach + 1)
-        if spans and start < spans[-1][1]:
-            spans[-1][1] = max(spans[-1][1], stop)
-        else:
-            before += spans[-1][1] - spans[-1][0] if spans else 0
-            spans.append([start, stop])
-        views.append(View(name, (before + start - spans[-1][0]) // _WORD, tuple(tensor.shape), tensor.stride()))
-    parts = [(ctypes.c_char * (stop - start)).from_address(start) for start, stop in spans]
-    return _Reply(frame(views, sum(map(len, parts))), parts, item)
+def _fill(reader: MicroBatchReader, rows: Sequence[Row], memory: Filling | None, slot: int) -> Filled | Failed:
+    try:
+        if memory is None:
+            raise _no_descriptor()
+        memory.open(slot)
+        inputs, labels = reader.read(rows, memory.empty)
+        return memory.used, [
+            (name, memory.word_of(tensor.data_ptr()), tuple(tensor.shape), tensor.stride())
+            for name, tensor in (*inputs.items(), (LABELS, labels))
+        ]
+    except Exception as error:
+        return Failed(*failed_by(error), traceback.format_exc())
+
+
+def _no_descriptor() -> LoaderError:
+    return LoaderError(
+        "a worker has no descriptor left for the memory that it shares with its parent: raise the limit of open files "
+        "(ulimit -n)"
+    )

@@ -1,12 +1,13 @@
 """From planned rows to items: read in this process, or in worker processes that read ahead (``pool.py``).
 
-The order is evaluated in the main process; workers get the places of a micro-batch's rows and send back its tensors. So
+The order is evaluated in the main process; workers get the places of a micro-batch's rows and fill its tensors. So
 nothing in the data can depend on how many there are, how they start or how far they read ahead.
 """
 
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import torch
 
@@ -18,14 +19,13 @@ from zephon_patches.loader.pool import WorkerPool
 
 __all__ = ["Delivery", "ItemReader"]
 
-_AHEAD = 2
+# Items that are there before they are asked for, and those that each worker reads ahead where nobody says how many: so
+# many words (int64) of them, which are 16 MiB, but 2 to 32.
+_AHEAD_WORDS = 2**21
+_LEAST_AHEAD, _MOST_AHEAD = 2, 32
 
-# Items that are there before they are asked for, beside those that workers read ahead: the places of later ones are
-# found in blocks (``plan.py``), for which the thread takes some milliseconds.
-_READY = 4
-
-# Seconds in which a persistent worker gives its item when the loader starts at another place, or is replaced.
-_PATIENCE = 1.0
+# Seconds in which persistent workers give what they were asked for when the loader starts at another place.
+_PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,12 @@ class Delivery:
     """How items are read; changes nothing in them."""
 
     num_workers: int = 0
-    """Worker processes; 0 reads in the calling process"""
+    """
+    Worker processes; 0 reads in the calling process. Their items lie in memory that a fork of this process shares: what
+    one of them writes into an item the other one sees
+    """
     prefetch_factor: int | None = None
-    """Items that each worker reads ahead, 2 if None; counts only with workers"""
+    """Items that each worker reads ahead; None for 2 to 32, the fewer the larger they are; counts only with workers"""
     persistent_workers: bool = False
     """Whether workers stay when the loader starts at another place; counts only with workers"""
     pin_memory: bool = False
@@ -89,8 +92,14 @@ class ItemReader:
         return self._items_of_workers(plan) if self._delivery.num_workers else map(self._read, plan)
 
     def _items_of_workers(self, plan: Iterator[Sequence[Row]]) -> Iterator[Item]:
+        first = list(islice(plan, 1))
+        if not first:
+            return
+        words = self._reader.row_words * len(first[0])
+        few = min(max(_AHEAD_WORDS // words, _LEAST_AHEAD), _MOST_AHEAD)
         pool = self._open_pool()
-        self._ahead = ahead = Ahead(pool.items(plan), _READY)
+        ahead = Ahead(pool.items(chain(first, plan), self._delivery.prefetch_factor or few, words), few)
+        self._ahead = ahead
         try:
             yield from ahead
         finally:
@@ -104,11 +113,12 @@ class ItemReader:
         if self._pool is not None and self._ahead is not None:
             self._end(self._ahead, self._pool)  # of an iterator that may be there still
         if self._pool is not None and self._pool.is_open:
-            return self._pool
+            if self._pool.drop(_PATIENCE):
+                return self._pool
+            self._pool.close()
         pool = WorkerPool(
             self._reader,
             delivery.num_workers,
-            delivery.prefetch_factor or _AHEAD,
             self._pins,
             delivery.multiprocessing_context,
             delivery.timeout,
@@ -118,10 +128,12 @@ class ItemReader:
         return pool
 
     def _end(self, ahead: Ahead[Item], pool: WorkerPool) -> None:
+        if ahead.is_stopped and not pool.is_open:
+            return  # also where the interpreter ends, which has ended both, and in which nothing else can be done
         if self._delivery.persistent_workers and ahead.stop(_PATIENCE):
             return
         pool.interrupt()
-        ahead.stop(_PATIENCE)  # before what it reads from is closed
+        ahead.stop(_PATIENCE)  # so that nobody reads from it when it is closed
         pool.close()
 
     def _read(self, rows: Sequence[Row]) -> Item:
