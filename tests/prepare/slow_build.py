@@ -66,9 +66,9 @@ def build_store(
         return encode_batch(texts)
 
     encoder.encode_batch = slow
-    built = []
-    remove = builder.Builder._remove_temporary
-    builder.Builder._remove_temporary = lambda one, number: (built.append(number), remove(one, number))
+    built = set()  # not those that another has finished between two looks
+    build_from = builder.Builder._build_from
+    builder.Builder._build_from = lambda one, number, *rest: (built.add(number), build_from(one, number, *rest))
     print("ready", flush=True)
     sys.stdin.readline()
     source = FileInput(SourceConfig(name="web", path=texts))
